@@ -29,10 +29,10 @@ fn take(heap: &mut Heap, len: u32) -> Taken {
 }
 /// What the heap knows of a range that is alive.
 fn view(heap: &Heap, t: &Taken) -> ChunkView {
-    heap.view(t.chunk, t.generation)
+    heap.view(t.chunk(), t.generation())
 }
 fn give_at(heap: &mut Heap, t: &Taken, stamp: Epoch) -> FreeChunk {
-    let given = heap.give(t.chunk, t.generation, stamp);
+    let given = heap.give(t.chunk(), t.generation(), stamp);
     heap.check();
     let free = heap.free_chunk(given.free).expect("what was given back is free");
     assert_eq!(free.len, given.free_len);
@@ -140,7 +140,7 @@ fn t5_merge_on_free() {
 fn t5_what_is_in_flight_does_not_merge() {
     let mut heap = heap(30);
     let [a, b, c] = [10; 3].map(|n| take(&mut heap, n));
-    heap.hold(b.chunk, b.generation, Epoch(4));
+    heap.hold(b.chunk(), b.generation(), Epoch(4));
     give(&mut heap, &a);
     give(&mut heap, &c);
     assert_eq!(ranges(&heap), [(10, true), (10, false), (10, true)]);

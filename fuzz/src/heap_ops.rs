@@ -99,7 +99,7 @@ impl World {
             }
             return;
         };
-        let view = h.view(taken.chunk, taken.generation);
+        let view = h.view(taken.chunk(), taken.generation());
         assert_eq!((view.len, view.addr), (want.len, taken.addr));
         assert!((taken.addr.0 / 512).is_multiple_of(u64::from(align)), "{taken:?} for {want:?}");
         let (segment, start) = (view.segment.0, view.offset.0);
@@ -110,8 +110,8 @@ impl World {
         }
         let out = Out {
             heap,
-            chunk: taken.chunk,
-            generation: taken.generation,
+            chunk: taken.chunk(),
+            generation: taken.generation(),
             len,
             requested,
             stamp: view.stamp,

@@ -382,14 +382,16 @@ impl<'a, D: Driver> Holder<'a, D> {
     /// The former life of the bytes on the home stream; external memory had none here.
     fn birth(&self) -> Option<Pending> {
         match self {
-            Holder::Pool(home) => Some(home.pool.birth(home.chunk, home.generation)),
+            Holder::Pool(home) => Some(home.pool.birth(home.taken.chunk(), home.taken.generation())),
             Holder::External(_) => None,
         }
     }
     /// What other streams' uses an access on `to` has to come after.
     fn conflicts(&self, to: TimelineId, access: Access) -> PendingSet {
         match self {
-            Holder::Pool(home) => home.pool.conflicts(home.chunk, home.generation, to, access),
+            Holder::Pool(home) => {
+                home.pool.conflicts(home.taken.chunk(), home.taken.generation(), to, access)
+            }
             Holder::External(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
         }
     }
@@ -402,7 +404,7 @@ impl<'a, D: Driver> Holder<'a, D> {
     /// that are open no more.
     fn forget_exact(&self) -> (bool, Streams) {
         match self {
-            Holder::Pool(home) => home.pool.forget_exact(home.chunk, home.generation),
+            Holder::Pool(home) => home.pool.forget_exact(home.taken.chunk(), home.taken.generation()),
             Holder::External(memory) => {
                 let mut uses = memory.uses.lock();
                 let ended = uses.forget_exact();
@@ -413,7 +415,7 @@ impl<'a, D: Driver> Holder<'a, D> {
     /// The uses, wherever they are kept.
     fn with_uses<R>(&self, then: impl FnOnce(&mut Uses) -> R) -> R {
         match self {
-            Holder::Pool(home) => home.pool.with_uses(home.chunk, home.generation, then),
+            Holder::Pool(home) => home.pool.with_uses(home.taken.chunk(), home.taken.generation(), then),
             Holder::External(memory) => {
                 let mut uses = memory.uses.lock();
                 let result = then(&mut uses);

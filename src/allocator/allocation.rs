@@ -9,7 +9,7 @@ use super::stream::Stream;
 use super::undo::Undo;
 use crate::driver::{Called, Driver, Note};
 use crate::error::Error;
-use crate::heap::ChunkId;
+use crate::heap::Taken;
 use crate::sync::Arc;
 use crate::units::{Addr, AllocationId, StreamId};
 use core::cell::Cell;
@@ -35,10 +35,10 @@ use core::time::Duration;
 /// let gpu = Allocator::new(sim.clone(), Config::default())?;
 /// let (copy, work) = (gpu.stream()?, gpu.stream()?);
 /// let batch = gpu.alloc(MIB, &copy)?;
-/// sim.launch(copy.native(), Launch::new("load").writes(batch.address(), batch.len()))?;
+/// sim.launch(copy.native(), Launch::new("load").writes(batch.taken.address(), batch.len()))?;
 /// work.wait_stream(&copy)?; // `work` comes behind the load
 /// batch.record_use(&work)?; // and uses the bytes from here on
-/// sim.launch(work.native(), Launch::new("train").reads(batch.address(), batch.len()))?;
+/// sim.launch(work.native(), Launch::new("train").reads(batch.taken.address(), batch.len()))?;
 /// drop(batch); // reused behind `train`
 /// sim.verdict()?;
 /// # Ok(()) }
@@ -46,32 +46,20 @@ use core::time::Duration;
 pub struct Allocation<D: Driver> {
     /// `None`: no bytes were asked for.
     pub(super) home: Option<Home<D>>,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// What a handle knows of its bytes.
 pub(crate) struct Home<D: Driver> {
     /// The handle's reference; how it ends is told in `refcount`.
     pub(crate) pool: ManuallyDrop<Arc<Pool<D>>>,
-    pub(crate) addr: Addr,
-    pub(crate) chunk: ChunkId,
-    pub(crate) generation: u32,
+    pub(crate) taken: Taken,
 }
 
 /// Where an allocation of no bytes "lies": never null, and a multiple of every alignment that can be asked for.
 pub(super) const DANGLING: Addr = Addr(super::MOST_ALIGNMENT);
 
 impl<D: Driver> Allocation<D> {
-    #[inline]
-    pub(crate) fn new(
-        pool: Arc<Pool<D>>,
-        addr: Addr,
-        chunk: ChunkId,
-        generation: u32,
-        bytes: u64,
-    ) -> Allocation<D> {
-        Allocation { home: Some(Home { pool: ManuallyDrop::new(pool), addr, chunk, generation }), bytes }
-    }
     pub(crate) fn dangling() -> Allocation<D> {
         Allocation { home: None, bytes: 0 }
     }
@@ -93,7 +81,7 @@ impl<D: Driver> Allocation<D> {
     /// The first byte; a multiple of 512, or of the alignment asked for.
     #[inline]
     pub fn address(&self) -> Addr {
-        self.home.as_ref().map_or(DANGLING, |h| h.addr)
+        self.home.as_ref().map_or(DANGLING, |h| h.taken.addr)
     }
     /// The length in bytes, as asked for.
     #[inline]
@@ -111,7 +99,7 @@ impl<D: Driver> Allocation<D> {
     }
     /// Which allocation it is, for launches on the simulator, traces and reports.
     pub fn id(&self) -> Option<AllocationId> {
-        self.home.as_ref().map(|h| h.pool.id_of(h.chunk, h.generation))
+        self.home.as_ref().map(|h| h.pool.id_of(h.taken.chunk(), h.taken.generation()))
     }
 
     /// Says that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
@@ -147,7 +135,12 @@ impl<D: Driver> Allocation<D> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(event.device(), Arc::ptr_eq(home.registry(), event.registry()))?;
         if event.timeline_id() != home.pool.timeline.id {
-            home.pool.declare_exact(home.chunk, home.generation, event.timeline_id(), event.epoch());
+            home.pool.declare_exact(
+                home.taken.chunk(),
+                home.taken.generation(),
+                event.timeline_id(),
+                event.epoch(),
+            );
             home.pool.core.driver.note(Note::Used { id: home.id(), stream: event.stream(), so_far: true });
         }
         Ok(())
@@ -165,7 +158,7 @@ impl<D: Driver> Allocation<D> {
         stream.admit("share_with")?;
         if stream.timeline().id != home.pool.timeline.id {
             let core = &home.pool.core;
-            let birth = home.pool.birth(home.chunk, home.generation);
+            let birth = home.pool.birth(home.taken.chunk(), home.taken.generation());
             core.registry.order_after(&core.driver, stream.timeline(), birth, Duration::MAX)?;
             core.driver.note(Note::Admitted { id: home.id(), stream: stream.id() });
         }
@@ -219,7 +212,7 @@ impl<D: Driver> Allocation<D> {
         });
         let freed = Undo::new(|| {
             core.driver.note(Note::Freed { id, unknown: true });
-            after.set(Some(pool.free_used(pool.lock(), home.chunk, home.generation, true)));
+            after.set(Some(pool.free_used(pool.lock(), home.taken.chunk(), home.taken.generation(), true)));
         });
         core.registry.run_maintenance(&core.driver);
         drop(freed);
@@ -230,12 +223,12 @@ impl<D: Driver> Allocation<D> {
 
 impl<D: Driver> Home<D> {
     pub(super) fn id(&self) -> AllocationId {
-        self.pool.id_of(self.chunk, self.generation)
+        self.pool.id_of(self.taken.chunk(), self.taken.generation())
     }
     /// Until the free. Of its own stream nothing is recorded.
     fn declare_use(&self, stream: &Stream<D>) {
         if stream.timeline().id != self.pool.timeline.id {
-            self.pool.declare_use(self.chunk, self.generation, stream.timeline());
+            self.pool.declare_use(self.taken.chunk(), self.taken.generation(), stream.timeline());
             self.pool.core.driver.note(Note::Used { id: self.id(), stream: stream.id(), so_far: false });
         }
     }
@@ -255,7 +248,7 @@ impl<D: Driver> fmt::Debug for Allocation<D> {
                     f,
                     "Allocation({} {} + {} B on {})",
                     h.id(),
-                    h.addr,
+                    h.taken.addr,
                     self.bytes,
                     h.pool.timeline.info.id
                 )

@@ -4,11 +4,13 @@
 //!
 //! It does not know where a range came from.
 
+use super::pool::store::Store;
 use super::pool::{Pool, PoolState};
+use super::registry::{Registry, Seen, StreamTimeline};
 use crate::driver::Driver;
-use crate::heap::{ChunkId, Kind};
-use crate::laws;
-use crate::order::{self, Entry, Pending};
+use crate::heap::{ChunkId, Given, Kind};
+use crate::laws::{self, cost, steps};
+use crate::order::{self, Completed, Entry, Pending};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
 /// A range on the move, with all that a heap needs to take it in.
@@ -35,43 +37,27 @@ impl From<&crate::heap::Cut> for Range {
     }
 }
 
-impl<D: Driver> Pool<D> {
-    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
-    pub(crate) fn drain(&self) -> bool {
-        self.drain_locked(&mut self.lock())
+impl<D: Driver> Store<D> for Pool<D> {
+    fn home(&self) -> Option<&StreamTimeline<D>> {
+        Some(&self.timeline)
     }
 
-    /// With the pool's lock held: own ranges in flight whose uses are over enter the free state. Returns
-    /// whether any did. Makes no driver call.
-    pub(crate) fn drain_locked(&self, state: &mut PoolState) -> bool {
-        if state.in_flight.is_empty() {
-            return false;
-        }
-        let registry = &self.core.registry;
-        let clock = self.timeline.clock();
-        let closed = state.closed;
-        let done = {
-            let seen = registry.seen();
-            let over = |p: Pending| {
-                laws::is_over(
-                    closed,
-                    || order::Completed::is_complete(&seen, p),
-                    || order::is_ordered(self.timeline.id, &clock, &seen, p),
-                )
-            };
-            state.in_flight.drain(over)
+    fn freed_stamp(&self, registry: &Registry<D>, pending: &[Pending], unknown: bool) -> Option<Epoch> {
+        let ordered = || {
+            pause_point!("sealed");
+            !unknown && registry.all_ordered(self.timeline.id, &self.timeline.clock(), pending)
         };
-        let mut any = false;
-        for entry in done {
-            any |= self.enter_drained(state, entry);
-        }
-        any
+        steps::freed_stamp(ordered, || self.timeline.stamp())
     }
 
-    #[allow(
-        clippy::needless_pass_by_value,
-        reason = "the entry left the index and goes back into it or ends here"
-    )]
+    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, closed: bool) -> impl Fn(Pending) -> bool + 'a {
+        let clock = self.timeline.clock();
+        move |p| {
+            let ordered = || order::is_ordered(self.timeline.id, &clock, seen, p);
+            laws::is_over(closed, || seen.is_complete(p), ordered)
+        }
+    }
+
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
         let mut all = entry.uses.clone();
         if let Some(epoch) = laws::home_of_drained(entry.home) {
@@ -85,9 +71,34 @@ impl<D: Driver> Pool<D> {
         };
         let stamp = laws::drained_stamp(stamp);
         let given = state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, stamp);
-        self.publish_longest(state, given.kind, given.free_len);
+        self.given(state, &given);
         self.entered(state, given.kind);
         true
+    }
+
+    fn fly(&self, state: &mut PoolState, entry: Entry) {
+        let len = entry.len.0;
+        state.in_flight.insert(entry);
+        if cost::raises_bound(len, state.longest_in_flight) {
+            self.set_longest_in_flight(state, len);
+        }
+    }
+
+    fn given(&self, state: &mut PoolState, given: &Given) {
+        self.publish_longest(state, given.kind, given.free_len);
+    }
+}
+
+impl<D: Driver> Pool<D> {
+    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
+    pub(crate) fn drain(&self) -> bool {
+        self.drain_locked(&mut self.lock())
+    }
+
+    /// With the pool's lock held: own ranges in flight whose uses are over enter the free state. Returns
+    /// whether any did. Makes no driver call.
+    pub(crate) fn drain_locked(&self, state: &mut PoolState) -> bool {
+        self.drain_in_flight(&self.core.registry, state)
     }
 
     /// Law O5, the stamp with which a range enters this pool's free state after its ordering facts were checked: 0 if

@@ -1,5 +1,22 @@
 //! The fast path: an allocation that the pool's free ranges serve, and a free that only the home stream has to do with. Read it from top to
-//! bottom; what it calls beneath is `Heap::take_front` and `Heap::give_untagged` in `heap/hit.rs`.
+//! bottom. An allocation whose length lies first in its bin calls, in this order, what readers of one field and laws of one line are left out of:
+//!
+//! | file | functions |
+//! |---|---|
+//! | `src/allocator/fast.rs` | `alloc`, `hit` |
+//! | `core/src/heap/hit.rs` | `Request::of` |
+//! | `src/sync.rs` | `Ranked::lock` |
+//! | `driver/src/sync/quick.rs` | `Flag::take` |
+//! | `core/src/heap/hit.rs` | `Heap::take_plain` |
+//! | `core/src/heap/bins.rs` | `Bin::of`, `Bins::pop`, `Bins::begin_leave` |
+//! | `core/src/heap/hit.rs` | `mark_allocated`, `Taken::new` |
+//! | `src/allocator/fast.rs` | `count_size` |
+//! | `src/allocator/refcount.rs` | `move_out` |
+//! | `driver/src/sync/quick.rs` | `Flag::release` |
+//! | `src/allocator/fast.rs` | `handed` |
+//!
+//! One type goes through all of it, `Taken`, and lies in the handle that the caller has. A free calls `drop` and what is below it here,
+//! `Heap::give_untagged` and `Heap::merge_free` in `core/src/heap/hit.rs`.
 //!
 //! Both take one lock. A hit looks at 32 free chunks at most, makes no driver call and allocates nothing; a free loads one integer (law
 //! O2). No user code runs and the driver is not called, so that a drop, which may come at any time on any thread, waits for neither (O9).
@@ -10,15 +27,16 @@
 
 #![allow(unsafe_code, reason = "references are counted by hand: K1 to K3 of `refcount`")]
 
-use super::allocation::Allocation;
+use super::allocation::{Allocation, Home};
 use super::pool::{AfterFree, Pool, PoolState};
 use super::{Allocator, Stream};
 use crate::driver::{Driver, Note};
 use crate::error::Error;
-use crate::heap::{ChunkId, Given, Kind, Packed, Request, Taken};
+use crate::heap::{ChunkId, Given, Kind, Request, Taken};
 use crate::laws;
 use crate::sync::Arc;
-use crate::units::{Addr, Granules};
+use crate::units::Granules;
+use core::mem::ManuallyDrop;
 
 // An allocation.
 
@@ -40,7 +58,9 @@ impl<D: Driver> Allocator<D> {
     #[inline(always)]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
-        if plain && let Some((share, taken)) = Pool::hit(stream.pool(), bytes) {
+        if plain && let Some(taken) = Pool::hit(stream.pool(), bytes) {
+            // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
+            let share = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
             return Ok(Self::handed(share, taken, bytes));
         }
         // The error comes in a box: else the caller's result would be made in memory for its sake.
@@ -50,36 +70,36 @@ impl<D: Driver> Allocator<D> {
         }
     }
 
+    /// On a stream of this allocator's that need not be asked.
+    pub(super) fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
+        let Some(taken) = Pool::hit(stream.pool(), bytes) else { return self.alloc_missed(bytes, stream) };
+        // SAFETY: as in `alloc`.
+        let share = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
+        Ok(Self::handed(share, taken, bytes))
+    }
+
     /// The handle of a range, and its reference of the pool.
     #[inline]
     pub(super) fn handed(pool: Arc<Pool<D>>, taken: Taken, bytes: u64) -> Allocation<D> {
-        let id = pool.id_of(taken.chunk, taken.generation);
+        let id = pool.id_of(taken.chunk(), taken.generation());
         let stream = Some(pool.timeline.info.id);
         pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
-        Allocation::new(pool, taken.addr, taken.chunk, taken.generation, bytes)
+        Allocation { home: Some(Home { pool: ManuallyDrop::new(pool), taken }), bytes }
     }
 }
 
 impl<D: Driver> Pool<D> {
-    /// A range and a reference of the pool for its handle; `None` for a miss, or for a request that no pool answers.
-    #[allow(clippy::inline_always, reason = "what is inlined makes the handle where it shall lie")]
-    #[inline(always)]
-    pub(crate) fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<(Arc<Pool<D>>, Taken)> {
-        let taken = Self::hit_locked(pool, bytes).some()?;
-        // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
-        Some((unsafe { Arc::from_raw(Arc::as_ptr(pool)) }, taken))
-    }
-
-    /// Everything under the lock. Two `u64` come back, in registers: a whole handle would come back through memory, written in single
-    /// words and read in pairs of them at once, which no store can be forwarded to.
+    /// A range, for whose handle a reference of the pool was moved out of its state; `None` for a miss, or for a request that no pool
+    /// answers. Two words come back, in registers: a whole handle would come back through memory, written in single words and read in
+    /// pairs of them at once, which no store can be forwarded to.
     #[inline(never)]
-    fn hit_locked(pool: &Arc<Pool<D>>, bytes: u64) -> Packed {
-        let Some(request) = Request::of(bytes) else { return Packed::NONE };
+    fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<Taken> {
+        let request = Request::of(bytes)?;
         let mut state = pool.lock();
-        let Some(taken) = state.heap.take_plain(request, pool.kind(bytes)) else { return Packed::NONE };
+        let taken = state.heap.take_plain(request, pool.kind(bytes))?;
         state.count_size(request.len());
         state.move_out(pool);
-        taken
+        Some(taken)
     }
 
     /// Which segments serve a request.
@@ -106,7 +126,7 @@ impl<D: Driver> Drop for Allocation<D> {
         if let Some(home) = &self.home {
             // SAFETY: the handle and its field end here, and nothing else drops the field: its reference is moved out.
             let pool = unsafe { Arc::from_raw(Arc::as_ptr(&home.pool)) };
-            Pool::free(pool, home.chunk, home.generation, &home.addr);
+            Pool::free(pool, &home.taken);
         }
     }
 }
@@ -115,7 +135,8 @@ impl<D: Driver> Pool<D> {
     /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at
     /// for an event.
     #[inline]
-    fn free(pool: Arc<Pool<D>>, chunk: ChunkId, generation: u32, addr: &Addr) {
+    fn free(pool: Arc<Pool<D>>, taken: &Taken) {
+        let (chunk, generation) = (taken.chunk(), taken.generation());
         let raw = Arc::into_raw(pool);
         // SAFETY: the reference that `raw` stands for keeps the pool until it is put back, which happens under the lock;
         // afterwards only the lock is released (K3).
@@ -127,7 +148,7 @@ impl<D: Driver> Pool<D> {
             if state.watch.is_calm() {
                 state.refcounts.0 += 1;
             } else {
-                let after = pool.after_merge(&mut state, chunk, generation, *addr, given.len, false);
+                let after = pool.after_merge(&mut state, chunk, generation, taken.addr, given.len, false);
                 drop(state);
                 // SAFETY: it was not put back.
                 Self::freed(unsafe { Arc::from_raw(raw) }, after);

@@ -5,15 +5,88 @@
 //! grows again. Sizes are tried from the planned one down to the exact request, because a limit or a full card may
 //! still have room for that.
 
+use super::backing::Backing;
+use super::core::Core;
 use super::entry::Range;
-use super::ladder::Step;
+use super::ladder::{Climb, Step};
 use super::miss::Miss;
+use super::pool::Pool;
 use super::undo::Undo;
-use crate::driver::Driver;
+use crate::driver::{Driver, DriverResult, OwnedRange};
+use crate::heap::{Kind, Taken};
 use crate::laws::cost;
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
+
+/// A pool that grows: where its segments come from, and how one enters it.
+pub(crate) trait Grows<D: Driver>: Sized {
+    /// A segment, owned.
+    type Segment;
+    /// The books of what was taken, locked.
+    fn backing<R>(&self, core: &Core<D>, of: impl FnOnce(&mut Backing<Self::Segment>) -> R) -> R;
+    /// Takes a segment from the device, or of the host's memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn acquire(driver: &D, len: Granules, kind: Kind) -> DriverResult<Self::Segment>;
+    /// A new segment enters the pool and serves the request, in one hold of the pool's lock.
+    fn bring(request: &Climb<'_, D, Self>, segment: Self::Segment, len: Granules) -> Taken;
+}
+
+impl<D: Driver, P: Grows<D>> Climb<'_, D, P> {
+    /// Grows by a segment of this length, if there is room for it below `max` and below the limit.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub(crate) fn grow_by(&self, len: Granules, max: u64) -> DriverResult<Option<Taken>> {
+        let (core, pool) = (self.core, self.pool);
+        // A claim is memory in hand: the driver may refuse it, and then there is room for others.
+        let claimed = pool.backing(core, |backing| backing.claim(len, max).then(|| self.transit()));
+        let Some(_transit) = claimed else { return Ok(None) };
+        assert_unlocked("a segment is taken");
+        let unclaim = Undo::new(|| pool.backing(core, |backing| backing.unclaim(len)));
+        let acquired =
+            core.registry.watch(core.driver.relaxed(|| P::acquire(&core.driver, len, self.want.kind)));
+        if acquired.is_ok() || !cost::unclaims() {
+            unclaim.forget();
+        }
+        acquired.map(|segment| Some(P::bring(self, segment, len)))
+    }
+}
+
+impl<D: Driver> Grows<D> for Pool<D> {
+    type Segment = OwnedRange<D>;
+
+    fn backing<R>(&self, core: &Core<D>, of: impl FnOnce(&mut Backing<OwnedRange<D>>) -> R) -> R {
+        of(&mut core.backing.lock())
+    }
+
+    fn acquire(driver: &D, len: Granules, _: Kind) -> DriverResult<OwnedRange<D>> {
+        driver.allocate(len.bytes())
+    }
+
+    fn bring(request: &Miss<'_, D>, segment: OwnedRange<D>, len: Granules) -> Taken {
+        let (core, pool, base) = (request.core, request.pool, segment.addr());
+        let segment = core.backing.lock().add(segment, len.bytes());
+        let kind = request.want.kind;
+        let whole = Range { segment, base, segment_len: len, kind, offset: Granules::ZERO, len };
+        let mut guard = pool.lock();
+        let state = &mut *guard;
+        // Fresh from the device: nothing is pending, stamp 0.
+        let entered = pool.enter(state, &whole, &[]);
+        let Some(chunk) = entered else { panic!("closing: {pool:?} grows while closed") };
+        let taken = state.take_brought(&request.want, request.requested, chunk);
+        let taken = taken.expect("a new segment holds the request");
+        if core.is_recording() {
+            // Before others can take from the segment and tell of it.
+            core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: pool.timeline.info.id });
+        }
+        drop(guard);
+        core.cut_peaks_when_due();
+        taken
+    }
+}
 
 impl<D: Driver> Miss<'_, D> {
     /// Grows within the limit; with `slack`, only as far as 1 % above the highest live bytes, this request included.
@@ -34,8 +107,10 @@ impl<D: Driver> Miss<'_, D> {
         // What another rung was refused says nothing about smaller sizes.
         let before = self.refusal.take();
         for len in self.core.config.growth_sizes(needed, self.want.kind) {
-            if let Some(handed) = self.grow_by(len, max)? {
-                return Ok(Some(handed));
+            match self.grow_by(len, max) {
+                Ok(None) => {}
+                Ok(handed) => return Ok(handed),
+                Err(e) => _ = self.refused(e)?,
             }
             if self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory()) {
                 break;
@@ -43,47 +118,6 @@ impl<D: Driver> Miss<'_, D> {
         }
         self.refusal = self.refusal.take().or(before);
         Ok(None)
-    }
-
-    fn grow_by(&mut self, len: Granules, max: u64) -> Step {
-        let core = self.core;
-        let claimed = {
-            let mut backing = core.backing.lock();
-            backing.claim(len, max).then(|| self.transit())
-        };
-        // A claim is memory in hand: the driver may refuse it, and then there is room for others.
-        let Some(_transit) = claimed else { return Ok(None) };
-        assert_unlocked("memory is taken from the device");
-        let unclaim = Undo::new(|| core.backing.lock().unclaim(len));
-        let asked = core.registry.watch(core.driver.relaxed(|| core.driver.allocate(len.bytes())));
-        unclaim.forget();
-        let range = match asked {
-            Ok(range) => range,
-            Err(e) => {
-                if cost::unclaims() {
-                    core.backing.lock().unclaim(len);
-                }
-                return self.refused(e);
-            }
-        };
-        let base = range.addr();
-        let segment = core.backing.lock().add(range, len.bytes());
-        let whole =
-            Range { segment, base, segment_len: len, kind: self.want.kind, offset: Granules::ZERO, len };
-        let mut guard = self.pool.lock();
-        let state = &mut *guard;
-        // Fresh from the device: nothing is pending, stamp 0.
-        let entered = self.pool.enter(state, &whole, &[]);
-        let Some(chunk) = entered else { panic!("closing: {:?} grows while closed", self.pool) };
-        let taken =
-            state.take_brought(&self.want, self.requested, chunk).expect("a new segment holds the request");
-        if core.is_recording() {
-            // Before others can take from the segment and tell of it.
-            core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: self.pool.timeline.info.id });
-        }
-        drop(guard);
-        core.cut_peaks_when_due();
-        Ok(Some(taken))
     }
 
     /// Rung 7, only where a free does not wait for the device: idle segments go back if that can make room, then growth.

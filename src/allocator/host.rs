@@ -9,26 +9,27 @@
 //! learns what is complete, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
 //! Cached and write-combined memory never share a segment.
 
+use super::backing::Backing;
 use super::core::Core;
+use super::grow::Grows;
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::oom_facts::{Holding, in_flight_by_segment};
 use super::pinned::PinnedAllocation;
-use super::pinned::pool::{HostPool, HostState, drain};
+use super::pinned::pool::{HostPool, HostState, kind_of, segments_of};
+use super::pool::store::Store;
 use super::pool::{AfterFree, PoolState};
 use super::registry::QUESTIONS;
-use super::registry::uses::{note_pending, release_open};
+use super::registry::uses::release_open;
 use super::trim::Trimmed;
 use super::undo::Undo;
-use super::waiting::{Patience, wait_for_some};
-use crate::driver::{Driver, HostKind, Note};
+use crate::driver::{Driver, DriverResult, HostKind, Note, OwnedHost};
 use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
-use crate::laws;
-use crate::order::{Completed, Entry, Pending, TimelineId};
+use crate::laws::steps;
+use crate::order::Pending;
 use crate::sync::{Arc, assert_unlocked};
-use crate::units::{AllocationId, Epoch, Granules, SegmentId};
+use crate::units::{AllocationId, Granules, SegmentId};
 use core::cell::Cell;
-use core::time::Duration;
 use hashbrown::HashMap;
 
 /// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
@@ -39,34 +40,18 @@ const MULTIPLE: u64 = 2 << 20;
 impl<D: Driver> HostPool<D> {
     /// An allocation's bytes come back: at once if every use is complete, else when they are.
     pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
-        let (chunk, generation) = (ChunkId::from_index(id.chunk), id.generation);
+        let which = (ChunkId::from_index(id.chunk), id.generation);
         let mut guard = self.lock();
-        let state = &mut guard.pool;
-        let (view, uses) = state.end_uses(chunk, generation);
-        let (pending, complete) = {
-            let seen = core.registry.seen();
-            let pending = uses
-                .at_free(None, |on| seen.timeline(on).map_or(Epoch::COMPLETE, |timeline| timeline.stamp()));
-            let complete = laws::pinned_is_free(pending.iter().all(|&p| seen.is_complete(p)));
-            (pending, complete)
-        };
-        if complete {
-            state.heap.give(chunk, generation, Epoch::COMPLETE);
-        } else {
-            state.heap.hold(chunk, generation, Epoch::COMPLETE);
-            state.counters.in_flight_frees += 1;
-            for p in &pending {
-                note_pending(&core.registry, *p, view.len.bytes(), false);
-            }
-            let (len, home) = (view.len, Epoch::COMPLETE);
-            state.in_flight.insert(Entry { chunk: chunk.index(), generation, len, uses: pending, home });
-            if state.in_flight.is_crowded() {
-                drain(state, &core.registry.seen());
-            }
-        }
-        let after = state.after_free();
-        drop(guard);
-        release_open(&core.registry, &uses);
+        let (view, uses) = guard.pool.end_uses(which.0, which.1);
+        let after = steps::seal_then_release(
+            || {
+                let mut guard = guard;
+                let state = &mut guard.pool;
+                self.free_behind(&core.registry, state, which, (&view, &uses), false);
+                state.after_free()
+            },
+            || release_open(&core.registry, &uses),
+        );
         if after == AfterFree::Orphaned {
             core.pinned_done();
         }
@@ -85,14 +70,10 @@ pub(crate) fn alloc<D: Driver>(
     let Some(len) = Granules::holding(bytes) else {
         return Err(Error::TooLarge { requested: bytes, max: Granules::MAX.bytes() });
     };
-    let segments = match kind {
-        HostKind::Cached => Kind::CACHED,
-        HostKind::WriteCombined => Kind::WRITE_COMBINED,
-    };
-    let want = Want::new(len, segments);
+    let want = Want::new(len, segments_of(kind));
     let hit = core.host.lock().pool.hit_rare(&want, bytes, false);
     let taken = hit.map_or_else(|| miss(core, want, bytes), Ok)?;
-    let id = core.host.id_of(taken.chunk, taken.generation);
+    let id = core.host.id_of(taken.chunk(), taken.generation());
     core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream: None });
     Ok(PinnedAllocation::new(core, taken.addr, id, bytes))
 }
@@ -171,35 +152,21 @@ impl<D: Driver> Miss<'_, D> {
             questions = usize::MAX;
             core.deferred_drops.sweep();
             if let Err(e) = core.registry.mark_all(&core.driver) {
-                self.refused(None, e)?;
+                self.one_refused(None, e)?;
             }
         }
         let requested =
             core.registry.drain_to_end(&core.driver, !core.config.deterministic, questions, || {
                 let state = &mut core.host.lock().pool;
-                drain(state, &core.registry.seen());
+                core.host.drain_in_flight(&core.registry, state);
                 state.in_flight.oldest().collect()
             });
         // What was drained before somebody could not be asked serves all the same.
         let taken = self.again(&mut self.pool.lock().pool);
         match (taken, requested) {
-            (None, Err(e)) => self.refused(None, e),
+            (None, Err(e)) => self.one_refused(None, e),
             (taken, _) => Ok(taken),
         }
-    }
-
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered. That one stream captures, or is gone,
-    /// says nothing of memory, and is told beside it.
-    fn refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
-        if error.is_context_lost() {
-            return Err(Error::Driver(error));
-        }
-        if error.is_of_one_stream() {
-            self.pass_over(on, error);
-        } else {
-            self.refusal = Some(error);
-        }
-        Ok(None)
     }
 
     fn grow(&mut self) -> Step {
@@ -208,40 +175,13 @@ impl<D: Driver> Miss<'_, D> {
         let mut sizes = vec![rounded.max(SEGMENT), rounded, least];
         sizes.dedup();
         for len in sizes.into_iter().filter_map(Granules::exactly) {
-            if let Some(taken) = self.grow_by(len)? {
-                return Ok(Some(taken));
+            match self.grow_by(len, u64::MAX) {
+                Ok(None) => {}
+                Ok(taken) => return Ok(taken),
+                Err(e) => _ = self.one_refused(None, e)?,
             }
         }
         Ok(None)
-    }
-
-    fn grow_by(&mut self, len: Granules) -> Step {
-        let (host, driver) = (self.pool, &self.core.driver);
-        let kind = if self.want.kind == Kind::CACHED { HostKind::Cached } else { HostKind::WriteCombined };
-        let _transit = {
-            let mut state = host.lock();
-            if !state.backing.claim(len, u64::MAX) {
-                return Ok(None);
-            }
-            self.transit()
-        };
-        assert_unlocked("host memory is pinned");
-        let unclaim = Undo::new(|| host.lock().backing.unclaim(len));
-        let pinned = self.core.registry.watch(driver.relaxed(|| driver.pin(len.bytes(), kind)));
-        unclaim.forget();
-        match pinned {
-            Ok(range) => {
-                let (base, state) = (range.addr(), &mut *host.lock());
-                let id = state.backing.add(range, len.bytes());
-                state.enter(id, base, len, self.want.kind);
-                let taken = self.again(&mut state.pool);
-                Ok(Some(taken.expect("a new segment holds the request")))
-            }
-            Err(e) => {
-                host.lock().backing.unclaim(len);
-                self.refused(None, e)
-            }
-        }
     }
 
     /// Waits until something that was in flight fits, as long as there is patience.
@@ -252,24 +192,11 @@ impl<D: Driver> Miss<'_, D> {
             let mut waiting: Vec<Pending> = core.host.lock().pool.in_flight.oldest().collect();
             // Kept sources are pinned memory, most of them.
             waiting.extend(core.deferred_drops.oldest());
-            waiting.sort_unstable();
-            waiting.dedup();
-            let waitable = core.registry.waitable(&core.driver);
-            waiting.retain(|&p| waitable.by_host(p));
             let told = |_| core.host.lock().pool.counters.host_waits += 1;
-            let device = (&*core.registry, &core.driver);
-            let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
-            let done: Result<usize, Error> =
-                wait_for_some(device, waiting, enough, &mut patience, told, |p, e| {
-                    // Nobody can wait for what a capturing stream holds, or what no marker could be made for; the others may be done.
-                    self.refused(Some(p.on), e)?;
-                    Ok(None)
-                });
-            self.patience = patience;
-            let done = done?;
+            let done = self.wait_for(waiting, enough, told, |_| None)?;
             let dropped = core.deferred_drops.drop_all_known();
             let state = &mut core.host.lock().pool;
-            let drained = drain(state, &core.registry.seen()) | dropped;
+            let drained = core.host.drain_in_flight(&core.registry, state) | dropped;
             *progress |= drained;
             if drained && let Some(taken) = self.again(state) {
                 return Ok(Some(taken));
@@ -282,6 +209,25 @@ impl<D: Driver> Miss<'_, D> {
     }
 }
 
+impl<D: Driver> Grows<D> for HostPool<D> {
+    type Segment = OwnedHost<D>;
+
+    fn backing<R>(&self, _: &Core<D>, of: impl FnOnce(&mut Backing<OwnedHost<D>>) -> R) -> R {
+        of(&mut self.lock().backing)
+    }
+
+    fn acquire(driver: &D, len: Granules, kind: Kind) -> DriverResult<OwnedHost<D>> {
+        driver.pin(len.bytes(), kind_of(kind))
+    }
+
+    fn bring(request: &Miss<'_, D>, segment: OwnedHost<D>, len: Granules) -> Taken {
+        let (base, state) = (segment.addr(), &mut *request.pool.lock());
+        let id = state.backing.add(segment, len.bytes());
+        state.enter(id, base, len, request.want.kind);
+        request.again(&mut state.pool).expect("a new segment holds the request")
+    }
+}
+
 /// Unpins segments all of whose bytes are free; they are complete by the pool's rule. The driver waits for the device.
 pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let own = Cell::new(0);
@@ -289,7 +235,7 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let mut idle = Vec::new();
     let _transit = {
         let HostState { pool, backing } = &mut *core.host.lock();
-        drain(pool, &core.registry.seen());
+        core.host.drain_in_flight(&core.registry, pool);
         let wholly: Vec<(SegmentId, Granules, Kind)> =
             pool.heap.segments().filter(|s| s.free == s.len).map(|s| (s.id, s.len, s.kind)).collect();
         for (id, len, kind) in wholly {

@@ -10,7 +10,7 @@
 
 use super::core::Core;
 use super::in_transit::{InTransit, TransitGuard};
-use super::waiting::Patience;
+use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
 use crate::heap::{Taken, Want};
@@ -179,6 +179,59 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
             self.passed_over_on.push((on, why.kind));
         }
         self.passed_over = Some(why);
+    }
+
+    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
+    /// tried. The rung has put everything back.
+    pub(crate) fn refused(&mut self, error: DriverError) -> Step {
+        if error.is_context_lost() {
+            return Err(Error::Driver(error));
+        }
+        if error.kind == DriverErrorKind::Capturing {
+            // It says nothing of memory, and is told beside it.
+            self.pass_over(None, error);
+        } else {
+            self.refusal = Some(error);
+        }
+        Ok(None)
+    }
+
+    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
+    /// others' memory is to be had all the same; that is told if there is none.
+    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
+        if error.is_of_one_stream() && !error.is_context_lost() {
+            self.pass_over(on, error);
+            return Ok(None);
+        }
+        self.refused(error)
+    }
+
+    /// Waits, as long as there is patience, until `enough` of these are complete that the host may wait for
+    /// ([`Waitable`](super::bounded::Waitable)); how many are. `first` hears of each before it is first waited for. What a capturing stream holds, or
+    /// what no marker can be made for, nobody can wait for: then for what `before` says in its place, and for the others.
+    ///
+    /// # Errors
+    /// That the context is lost.
+    pub(super) fn wait_for(
+        &mut self,
+        mut batch: Vec<Pending>,
+        enough: usize,
+        first: impl FnMut(Pending),
+        before: impl Fn(Pending) -> Option<Pending>,
+    ) -> Result<usize, Error> {
+        let core = self.core;
+        batch.sort_unstable();
+        batch.dedup();
+        let waitable = core.registry.waitable(&core.driver);
+        batch.retain(|&p| waitable.by_host(p));
+        let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
+        let device = (&*core.registry, &core.driver);
+        let done = wait_for_some(device, batch, enough, &mut patience, first, |p, e| {
+            self.one_refused(Some(p.on), e)?;
+            Ok(before(p))
+        });
+        self.patience = patience;
+        done
     }
 
     /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.

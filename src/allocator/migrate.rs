@@ -11,6 +11,7 @@ use super::entry::Range;
 use super::in_transit::TransitGuard;
 use super::ladder::Step;
 use super::miss::Miss;
+use super::pool::store::Store;
 use super::pool::{Pool, PoolState, Watch};
 use super::registry::{CLOSING, CONTEXT, QUESTIONS};
 use super::sources::{ASKED, Candidates};

@@ -26,16 +26,14 @@ use super::core::{Core, lost};
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pool::{Pool, PoolState};
 use super::registry::QUESTIONS;
-use super::waiting::{Patience, wait_for_some};
 use crate::driver::Driver;
-use crate::error::{DriverError, DriverErrorKind, Error, OutOfMemory};
+use crate::error::{Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::{Pending, TimelineId};
+use crate::order::Pending;
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
-use core::time::Duration;
 
 crate::sync::per_thread! {
     /// Inside the callback a miss does not call it again: only there to make nested misses end.
@@ -166,31 +164,6 @@ impl<D: Driver> Miss<'_, D> {
         self.climb()
     }
 
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
-    /// tried. The rung has put everything back.
-    pub(crate) fn refused(&mut self, error: DriverError) -> Step {
-        if error.is_context_lost() {
-            return Err(Error::Driver(error));
-        }
-        if error.kind == DriverErrorKind::Capturing {
-            // It says nothing of memory, and is told beside it.
-            self.pass_over(None, error);
-        } else {
-            self.refusal = Some(error);
-        }
-        Ok(None)
-    }
-
-    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
-    /// others' memory is to be had all the same; that is told if there is none.
-    pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
-        if error.is_of_one_stream() && !error.is_context_lost() {
-            self.pass_over(on, error);
-            return Ok(None);
-        }
-        self.refused(error)
-    }
-
     /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
     /// may not take large segments' space: a small segment costs 2 MiB once, while crumbs in large ones would send every
     /// later small request here too (93 % of them on the recorded token generation) and pin ranges for ever.
@@ -260,7 +233,7 @@ impl<D: Driver> Miss<'_, D> {
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: the device is given time to finish, at most its [`Patience`] in all, where a request may wait for it at all
+    /// Rung 8: the device is given time to finish, at most its [`Patience`](super::waiting::Patience) in all, where a request may wait for it at all
     /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere, and values that were kept for it are dropped. Other
     /// pools' bytes count: one of them may be what we need, and so may be what an owner holds.
     ///
@@ -286,12 +259,10 @@ impl<D: Driver> Miss<'_, D> {
         }
         let in_flight = self.pending(false);
         let mut batch = [&in_flight[..], &self.stamps, &core.deferred_drops.oldest()].concat();
-        batch.sort_unstable();
-        batch.dedup();
-        let waitable = core.registry.waitable(&core.driver);
-        batch.retain(|&p| !core.registry.all_complete(&[p]) && waitable.by_host(p));
+        batch.retain(|&p| !core.registry.all_complete(&[p]));
+        let pool = self.pool;
         let told = |p: Pending| {
-            self.pool.lock().counters.host_waits += 1;
+            pool.lock().counters.host_waits += 1;
             if core.is_recording() {
                 let stream = core.registry.timeline(p.on).map(|l| l.info.id);
                 core.record(Event::HostWait { stream });
@@ -300,15 +271,7 @@ impl<D: Driver> Miss<'_, D> {
         // The first that is over may serve; if it does not, twice as many are waited for the next time.
         let enough = self.enough;
         self.enough *= 2;
-        let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
-        let done: Result<usize, Error> =
-            wait_for_some((&core.registry, &core.driver), batch, enough, &mut patience, told, |p, e| {
-                // Nobody can wait for what a capturing stream holds, but for what it had been marked behind; the others go on.
-                self.one_refused(Some(p.on), e)?;
-                Ok(self.covered_before(p))
-            });
-        self.patience = patience;
-        let done = done?;
+        let done = self.wait_for(batch, enough, told, |p| covered_before(core, p))?;
         *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
         *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
@@ -335,13 +298,6 @@ impl<D: Driver> Miss<'_, D> {
         pending
     }
 
-    /// A stream that cannot be marked now may have been marked before.
-    fn covered_before(&self, pending: Pending) -> Option<Pending> {
-        let (registry, on) = (&self.core.registry, pending.on);
-        let before = Pending { on, epoch: registry.timeline(on)?.covered() };
-        (before.epoch < pending.epoch && !registry.all_complete(&[before])).then_some(before)
-    }
-
     /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.
     fn drain_all(&mut self) -> bool {
         let mut any = false;
@@ -351,4 +307,10 @@ impl<D: Driver> Miss<'_, D> {
         self.stamps_due |= any;
         any
     }
+}
+
+/// A stream that cannot be marked now may have been marked before.
+fn covered_before<D: Driver>(core: &Core<D>, pending: Pending) -> Option<Pending> {
+    let before = Pending { on: pending.on, epoch: core.registry.timeline(pending.on)?.covered() };
+    (before.epoch < pending.epoch && !core.registry.all_complete(&[before])).then_some(before)
 }

@@ -353,15 +353,7 @@ impl<D: Driver> Allocator<D> {
         allocation.map_err(Box::new)
     }
 
-    /// On a stream of this allocator's that need not be asked.
-    fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
-        match Pool::hit(stream.pool(), bytes) {
-            Some((share, taken)) => Ok(Self::handed(share, taken, bytes)),
-            None => self.alloc_missed(bytes, stream),
-        }
-    }
-
-    /// Allocates on such a stream where the cache has nothing that fits.
+    /// Allocates on a stream of this allocator's that need not be asked, where the cache has nothing that fits.
     #[cold]
     #[inline(never)]
     fn alloc_missed(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {

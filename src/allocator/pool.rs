@@ -9,14 +9,15 @@
 mod figures;
 pub(super) mod pieces;
 pub(super) mod state;
+pub(super) mod store;
 
 use super::core::Core;
-use super::registry::uses::{note_pending, release_open};
-use super::registry::{CONTEXT, StreamTimeline};
+use super::registry::StreamTimeline;
+use super::registry::uses::release_open;
 use crate::driver::Driver;
-use crate::heap::{ChunkId, ChunkView, Kind};
+use crate::heap::{ChunkId, Kind};
 use crate::laws::{self, cost, steps};
-use crate::order::{self, Entry, Pending, PendingSet, TimelineId, Uses};
+use crate::order::{self, Pending, TimelineId};
 use crate::sync::atomic::AtomicU32;
 use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
 use crate::trace::Event;
@@ -24,6 +25,7 @@ use crate::units::{Addr, AllocationId, Epoch, Granules};
 #[cfg(feature = "cuda")]
 use state::Guest;
 pub(crate) use state::{AfterFree, PoolState, Watch};
+use store::Store;
 
 /// Looks in vain double what the next one looks at so often: from 64 ranges to 65,536.
 const IN_VAIN: u32 = 10;
@@ -146,15 +148,6 @@ impl<D: Driver> Pool<D> {
         self.core.sources.moved(self.number, kind, before, longest.0);
     }
 
-    /// A range is in flight here.
-    pub(super) fn fly(&self, state: &mut PoolState, entry: Entry) {
-        let len = entry.len.0;
-        state.in_flight.insert(entry);
-        if cost::raises_bound(len, state.longest_in_flight) {
-            self.set_longest_in_flight(state, len);
-        }
-    }
-
     /// Sets the bound down to what a search of the ranges in flight found to be true.
     pub(super) fn tighten_in_flight(&self, state: &mut PoolState) {
         let longest = state.in_flight.longest().0;
@@ -166,7 +159,7 @@ impl<D: Driver> Pool<D> {
     /// Cold, as [`Pool::set_longest`] is: not for each range, but for each that is longer than those since the last search.
     #[cold]
     #[inline(never)]
-    fn set_longest_in_flight(&self, state: &mut PoolState, longest: u32) {
+    pub(super) fn set_longest_in_flight(&self, state: &mut PoolState, longest: u32) {
         let before = core::mem::replace(&mut state.longest_in_flight, longest);
         self.core.sources.flown(self.number, before, longest);
     }
@@ -240,59 +233,18 @@ impl<D: Driver> Pool<D> {
         generation: u32,
         unknown: bool,
     ) -> AfterFree {
+        let registry = &self.core.registry;
         let (view, uses) = guard.end_uses(chunk, generation);
         steps::seal_then_release(
-            || self.free_behind(guard, (chunk, generation), view, &uses, unknown),
-            || release_open(&self.core.registry, &uses),
+            || {
+                let mut state = guard;
+                pause_point!("unsealed");
+                let of = (&view, &uses);
+                let in_flight = self.free_behind(registry, &mut state, (chunk, generation), of, unknown);
+                self.after_merge(&mut state, chunk, generation, view.addr, view.len, in_flight)
+            },
+            || release_open(registry, &uses),
         )
-    }
-
-    /// The free behind these uses. They are still open on their streams' timelines: what is loaded here is covered by the last markers
-    /// there.
-    fn free_behind(
-        &self,
-        mut guard: Held<'_>,
-        (chunk, generation): (ChunkId, u32),
-        view: ChunkView,
-        uses: &Uses,
-        unknown: bool,
-    ) -> AfterFree {
-        let registry = &self.core.registry;
-        let state = &mut *guard;
-        pause_point!("unsealed");
-        // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
-        let mut pending: PendingSet = {
-            let seen = registry.seen();
-            uses.at_free(Some(self.timeline.id), |on| {
-                seen.timeline(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
-            })
-        };
-        let unknown = laws::is_unknown(unknown);
-        if unknown && pending.iter().all(|p| p.on != CONTEXT) {
-            pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
-        }
-        let ordered = || {
-            pause_point!("sealed");
-            !unknown && registry.all_ordered(self.timeline.id, &self.timeline.clock(), &pending)
-        };
-        if let Some(stamp) = steps::freed_stamp(ordered, || self.timeline.stamp()) {
-            let given = state.heap.give(chunk, generation, stamp);
-            self.publish_longest(state, given.kind, given.free_len);
-            self.after_merge(state, chunk, generation, view.addr, given.len, false)
-        } else {
-            let home = self.timeline.stamp();
-            state.heap.hold(chunk, generation, home);
-            for p in &pending {
-                note_pending(registry, *p, view.len.bytes(), unknown);
-            }
-            let entry = Entry { chunk: chunk.index(), generation, len: view.len, uses: pending, home };
-            self.fly(state, entry);
-            state.counters.in_flight_frees += 1;
-            if state.in_flight.is_crowded() {
-                self.drain_locked(state);
-            }
-            self.after_merge(state, chunk, generation, view.addr, view.len, true)
-        }
     }
 
     /// Registers a use on `on` until the free, or until nobody can queue work there any more.

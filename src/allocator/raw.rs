@@ -4,10 +4,10 @@
 
 #![allow(unsafe_code, reason = "raw values leak and take up a counted reference")]
 
-use super::allocation::Allocation;
+use super::allocation::{Allocation, DANGLING, Home};
 use super::pool::Pool;
 use crate::driver::Driver;
-use crate::heap::ChunkId;
+use crate::heap::{ChunkId, Taken};
 use crate::sync::Arc;
 use crate::units::Addr;
 use core::fmt;
@@ -16,10 +16,8 @@ use core::mem::ManuallyDrop;
 /// An [`Allocation`] taken apart. Dropping it does nothing: the bytes stay allocated until
 /// [`Allocation::from_raw`] takes them up again.
 pub struct RawAllocation<D: Driver> {
-    pool: *const Pool<D>,
-    addr: Addr,
-    chunk: ChunkId,
-    generation: u32,
+    /// A leaked reference of its pool; `None` of no bytes.
+    of: Option<(*const Pool<D>, Taken)>,
     bytes: u64,
 }
 
@@ -40,7 +38,7 @@ impl<D: Driver> RawAllocation<D> {
     /// The first byte.
     #[inline]
     pub fn address(&self) -> Addr {
-        self.addr
+        self.of.map_or(DANGLING, |(_, taken)| taken.addr)
     }
     /// The length in bytes, as asked for.
     #[allow(clippy::len_without_is_empty, reason = "a plain value with the handle's two facts")]
@@ -50,8 +48,9 @@ impl<D: Driver> RawAllocation<D> {
     /// All but the address as three words, for tables that are kept by address. The first is 0 only for no bytes.
     #[inline]
     pub fn to_words(&self) -> [u64; 3] {
-        let pool = self.pool.expose_provenance() as u64;
-        [pool, u64::from(self.chunk.index()) << 32 | u64::from(self.generation), self.bytes]
+        let Some((pool, taken)) = self.of else { return [0, 0, self.bytes] };
+        let chunk = u64::from(taken.chunk().index()) << 32 | u64::from(taken.generation());
+        [pool.expose_provenance() as u64, chunk, self.bytes]
     }
     /// From [`RawAllocation::to_words`] and [`RawAllocation::address`].
     ///
@@ -64,19 +63,15 @@ impl<D: Driver> RawAllocation<D> {
     )]
     #[inline]
     pub unsafe fn from_words(addr: Addr, [pool, chunk, bytes]: [u64; 3]) -> RawAllocation<D> {
-        RawAllocation {
-            pool: core::ptr::with_exposed_provenance(pool as usize),
-            addr,
-            chunk: ChunkId::from_index((chunk >> 32) as u32),
-            generation: chunk as u32,
-            bytes,
-        }
+        let taken = Taken::new(ChunkId::from_index((chunk >> 32) as u32), chunk as u32, addr);
+        let of = taken.map(|taken| (core::ptr::with_exposed_provenance(pool as usize), taken));
+        RawAllocation { of, bytes }
     }
 }
 
 impl<D: Driver> fmt::Debug for RawAllocation<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RawAllocation({} + {} B)", self.addr, self.bytes)
+        write!(f, "RawAllocation({} + {} B)", self.address(), self.bytes)
     }
 }
 
@@ -84,23 +79,9 @@ impl<D: Driver> Allocation<D> {
     /// Takes the handle apart. An allocation of no bytes gives a value with no pool.
     #[inline]
     pub fn into_raw(self) -> RawAllocation<D> {
-        let (addr, bytes) = (self.address(), self.len());
-        match self.into_home() {
-            Some(home) => RawAllocation {
-                pool: Arc::into_raw(ManuallyDrop::into_inner(home.pool)),
-                addr,
-                chunk: home.chunk,
-                generation: home.generation,
-                bytes,
-            },
-            None => RawAllocation {
-                pool: core::ptr::null(),
-                addr,
-                chunk: ChunkId::from_index(0),
-                generation: 0,
-                bytes,
-            },
-        }
+        let bytes = self.bytes;
+        let leaked = |home: Home<D>| (Arc::into_raw(ManuallyDrop::into_inner(home.pool)), home.taken);
+        RawAllocation { of: self.into_home().map(leaked), bytes }
     }
 
     /// Puts a handle together again.
@@ -109,11 +90,9 @@ impl<D: Driver> Allocation<D> {
     /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's share twice.
     #[inline]
     pub unsafe fn from_raw(raw: RawAllocation<D>) -> Allocation<D> {
-        if raw.pool.is_null() {
-            return Allocation::dangling();
-        }
+        let Some((pool, taken)) = raw.of else { return Allocation::dangling() };
         // SAFETY: by the caller's promise the pointer is an `Arc` that `into_raw` leaked, taken up once.
-        let pool = unsafe { Arc::from_raw(raw.pool) };
-        Allocation::new(pool, raw.addr, raw.chunk, raw.generation, raw.bytes)
+        let pool = ManuallyDrop::new(unsafe { Arc::from_raw(pool) });
+        Allocation { home: Some(Home { pool, taken }), bytes: raw.bytes }
     }
 }

@@ -31,8 +31,7 @@ impl Refcounts {
 }
 
 impl PoolState {
-    /// A reference for a handle, without an atomic step if one is here.
-    #[inline]
+    /// A reference for a handle.
     pub(crate) fn share<D: Driver>(&mut self, pool: &Arc<Pool<D>>) -> Arc<Pool<D>> {
         self.move_out(pool);
         // SAFETY: a reference that was counted and belongs to the state (K1) becomes the handle's; it is this pool's, whose
@@ -40,7 +39,7 @@ impl PoolState {
         unsafe { Arc::from_raw(Arc::as_ptr(pool)) }
     }
 
-    /// A reference moves out of the state. Nobody has it: it is lost if none is made of it.
+    /// A reference moves out of the state, without an atomic step if one is here. Nobody has it: it is lost if none is made of it.
     #[inline]
     pub(super) fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
         self.refcounts.0 = match self.refcounts.0.checked_sub(1) {

@@ -38,11 +38,11 @@ pub(super) fn device<D: Driver>(
     }
     let filled = core.driver.relaxed(|| {
         // SAFETY: O1: the range belongs to this allocation on its home stream, and no handle has left this call.
-        unsafe { core.driver.fill(home.addr, 0, allocation.len(), stream.native()) }
+        unsafe { core.driver.fill(home.taken.addr, 0, allocation.len(), stream.native()) }
     });
     core.registry.watch(filled)?;
     if laws::born_behind_scrub() {
-        home.pool.born_now(home.chunk, home.generation);
+        home.pool.born_now(home.taken.chunk(), home.taken.generation());
     }
     Ok(allocation)
 }

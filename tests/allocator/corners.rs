@@ -144,7 +144,7 @@ fn a_heap_names_what_is_not_there() {
     let t = take(&mut h, 16);
     let gone = ChunkId::from_index(99);
     assert!(panic_of(|| _ = h.give_untagged(gone, 1, Epoch(1))).contains("H7"));
-    assert!(panic_of(|| _ = h.view(t.chunk, t.generation + 1)).contains("H7"));
+    assert!(panic_of(|| _ = h.view(t.chunk(), t.generation() + 1)).contains("H7"));
     assert!(panic_of(|| h.set_tag(gone, 1)).contains("H7"));
     assert!(Request::of(0).is_none() && Request::of(Granules::MAX.bytes() + 1).is_none());
     assert_eq!(Request::of(Granules::MAX.bytes()).map(Request::len), Some(Granules::MAX));
@@ -168,7 +168,7 @@ fn many_of_66(last: u32) -> Heap {
         })
         .collect();
     for t in taken {
-        h.give(t.chunk, t.generation, Epoch(1));
+        h.give(t.chunk(), t.generation(), Epoch(1));
     }
     h
 }

@@ -823,6 +823,38 @@ fn files_stay_short() {
     assert_none(&format!("files longer than {LONGEST} lines: which second idea has moved in?"), &long);
 }
 
+/// The files and functions that a hit goes through, by the table at the head of its file.
+fn hot_path(fast: &str) -> Vec<(String, Vec<String>)> {
+    let rows = fast.lines().filter_map(|line| line.strip_prefix("//! | `"));
+    rows.map(|row| {
+        let mut names = row.split('`').step_by(2);
+        let file = names.next().expect("a file").to_owned();
+        (file, names.map(str::to_owned).collect())
+    })
+    .collect()
+}
+
+/// From `Allocator::alloc` to the chunk and back: eight files and fifteen functions at most, each where the table says.
+#[test]
+fn a_hit_goes_through_few_files_and_functions() {
+    let table = hot_path(&read("src/allocator/fast.rs"));
+    let files: std::collections::BTreeSet<&str> = table.iter().map(|(file, _)| &file[..]).collect();
+    let functions: Vec<&String> = table.iter().flat_map(|(_, functions)| functions).collect();
+    assert!((4..=8).contains(&files.len()), "{files:?}");
+    assert!((8..=15).contains(&functions.len()), "{} functions: {functions:?}", functions.len());
+    for (file, functions) in &table {
+        let source = read(file);
+        for function in functions {
+            // An owner before the name is for the reader.
+            let name = function.rsplit("::").next().expect("a name");
+            assert!(
+                source.contains(&format!("fn {name}(")) || source.contains(&format!("fn {name}<")),
+                "{file} has no {function}"
+            );
+        }
+    }
+}
+
 /// The root package is what a reader has to know: it gets no larger unseen.
 #[test]
 fn the_root_package_does_not_grow() {

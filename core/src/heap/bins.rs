@@ -190,12 +190,6 @@ impl Bins {
         Bins { words, links: Vec::new() }
     }
 
-    /// Nothing has entered yet: there are no links.
-    #[inline]
-    pub(super) fn is_fresh(&self) -> bool {
-        self.links.is_empty()
-    }
-
     /// A free chunk enters the bin of its length.
     #[inline]
     pub(super) fn enter(&mut self, chunks: &mut [Chunk], id: u32, kind: Kind) {
@@ -308,10 +302,10 @@ impl Bins {
         self.links.extend((from..=FIRST + id).map(|at| Link { prev: at, next: at }));
     }
 
-    /// The chunk that entered a bin last, or `NOBODY`.
+    /// The chunk that entered a bin last, or `NOBODY`; `None` before anything entered any: there are no links.
     #[inline]
-    pub(super) fn first(&self, bin: Bin) -> u32 {
-        self.behind(bin.0)
+    pub(super) fn first(&self, bin: Bin) -> Option<u32> {
+        self.links.get(bin.0 as usize).map(|link| link.next.saturating_sub(FIRST))
     }
 
     /// The chunk behind a link; `NOBODY` if that is the bin again.
@@ -346,7 +340,7 @@ impl Bins {
             let chunk = &chunks[id as usize];
             u128::from(chunk.len) << 64 | u128::from(chunk.place.number())
         };
-        let mut best = self.first(bin);
+        let mut best = self.behind(bin.0);
         if best == NOBODY {
             return (NOBODY, 0);
         }
@@ -488,7 +482,7 @@ impl Bins {
     /// The chunks of a bin, newest first.
     pub(super) fn ids(&self, bin: Bin) -> impl Iterator<Item = u32> + '_ {
         let known = |id: u32| (id != NOBODY).then_some(id);
-        let first = if self.is_fresh() { NOBODY } else { self.first(bin) };
+        let first = self.first(bin).unwrap_or(NOBODY);
         core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))
     }
 

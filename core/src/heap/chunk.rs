@@ -342,26 +342,11 @@ impl Slab {
 // Below are the hot path's forms of these operations: they work on the slice that the caller already has, so that the compiler sees
 // that an index it has compared once needs no second comparison.
 
-/// A record that was cut from the front of a free chunk.
-pub(super) struct Front {
-    pub(super) id: u32,
-    pub(super) generation: u32,
-    pub(super) segment: u32,
-    pub(super) offset: u32,
-}
-
 /// A new record in no bin gets the first `len` granules of a free chunk, which already has its new length and keeps its
-/// id. If the new record is allocated, that is another use of its slot, and `requested` is recorded.
+/// id. Returns the new record's slot.
 #[allow(clippy::inline_always, reason = "half of a cut: 20 instructions less than as a call")]
 #[inline(always)]
-pub(super) fn cut_front(
-    chunks: &mut [Chunk],
-    vacant: &mut u32,
-    id: u32,
-    len: u32,
-    state: ChunkState,
-    requested: u64,
-) -> Front {
+pub(super) fn cut_front(chunks: &mut [Chunk], vacant: &mut u32, id: u32, len: u32) -> u32 {
     let front = *vacant;
     let chunk = &mut chunks[id as usize];
     let (place, segment, prev, stamp) = (chunk.place, chunk.segment, chunk.prev, chunk.stamp);
@@ -380,15 +365,10 @@ pub(super) fn cut_front(
     slot.bin = Bin::NONE;
     slot.tag = 0;
     slot.stamp = stamp;
-    slot.requested = requested;
-    slot.state = Some(state);
-    if state == ChunkState::Allocated {
-        slot.generation = slot.generation.wrapping_add(1);
-    }
-    let generation = slot.generation;
+    slot.state = Some(ChunkState::Free);
     let on = core::mem::replace(&mut chunks[prev as usize].next, front);
     law!(H1, on == id, "chunk {prev} precedes chunk {id} but is linked to {on}");
-    Front { id: front, generation, segment, offset: place.offset() }
+    front
 }
 
 /// `into` absorbs a neighbour, `gone`, which the caller saw to be in no bin, and which is removed. `into` already has the length of both,

@@ -21,11 +21,68 @@
 
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
 use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
-use super::segment::{Segment, Segments};
+use super::segment::Segments;
 use super::snapshot::Totals;
-use super::{Given, Heap, Kind, Packed, Request, Taken, Want};
+use super::{Given, Heap, Kind, Want};
 use crate::laws;
-use crate::units::{Epoch, Granules};
+use crate::units::{Addr, Epoch, GRANULE_BYTES, Granules};
+use core::num::NonZero;
+
+/// A request that a heap can answer: bytes, and the fewest granules that hold them, which is at least one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    requested: u64,
+    len: Granules,
+}
+
+impl Request {
+    /// `None` for no bytes and for more than a segment holds, by one comparison: the allocator answers these itself.
+    #[inline]
+    pub const fn of(requested: u64) -> Option<Request> {
+        let before_last = requested.wrapping_sub(1) / GRANULE_BYTES;
+        if before_last >= u32::MAX as u64 {
+            None
+        } else {
+            Some(Request { requested, len: Granules(before_last as u32 + 1) })
+        }
+    }
+    /// The granules.
+    #[inline]
+    pub const fn len(self) -> Granules {
+        self.len
+    }
+}
+
+/// A range that a heap handed out: exactly what was wanted. [`Heap::view`] has the rest.
+///
+/// Two words, and so is an `Option` of it: a hit returns them in registers, from the chunk to the handle. Slot and generation are one of
+/// them: as two `u32` they would be stored one by one and loaded as one word, which stalls, since a load cannot be forwarded from two stores.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// The generation above the slot.
+    id: NonZero<u64>,
+    /// The first address.
+    pub addr: Addr,
+}
+
+impl Taken {
+    /// Of these parts; `None` for slot 0 in generation 0, which no range has: slot 0 never has a chunk.
+    #[inline]
+    pub fn new(chunk: ChunkId, generation: u32, addr: Addr) -> Option<Taken> {
+        let id = NonZero::new(u64::from(generation) << 32 | u64::from(chunk.0))?;
+        Some(Taken { id, addr })
+    }
+    /// The slot.
+    #[inline]
+    pub const fn chunk(self) -> ChunkId {
+        ChunkId(self.id.get() as u32)
+    }
+    /// Which use of the slot: every later operation needs it together with [`Taken::chunk`].
+    #[inline]
+    pub const fn generation(self) -> u32 {
+        (self.id.get() >> 32) as u32
+    }
+}
 
 impl Heap {
     /// Hands out `want` from the free chunks of its kind, or `None` if none fits: a miss. `requested` is the request in
@@ -43,7 +100,7 @@ impl Heap {
     pub fn take(&mut self, want: &Want, requested: u64) -> Option<Taken> {
         if want.align.0 == 1 {
             assert_holds(want.len, requested);
-            self.take_front(want.len.0, want.kind, requested).map(Packed::taken)
+            self.take_plain(Request { requested, len: want.len }, want.kind)
         } else {
             self.take_from(want.kind, want, requested)
         }
@@ -68,7 +125,7 @@ impl Heap {
         let sought = want.sought(want.kind, &self.segments);
         let fit = self.bins.exact(self.chunks.all(), &sought, SWEEP)?;
         let id = self.split_fit(want.kind, fit, want);
-        Some(self.take_whole(id, requested).taken())
+        self.take_whole(id, requested)
     }
 
     /// Hands out `want` from this free chunk, of either kind, or nothing if it does not fit there: for callers that brought the chunk or
@@ -89,35 +146,25 @@ impl Heap {
             return None;
         }
         let id = self.split_fit(kind, chunk.0, want);
-        Some(self.take_whole(id, requested).taken())
+        self.take_whole(id, requested)
     }
 
-    /// Hands out a request at any address from the free chunks of a kind ([`Heap::take`]): the fast path.
+    /// Hands out a request at any address from the free chunks of a kind ([`Heap::take`]): the fast path. An exact fit at the head of its
+    /// bin, the last of this length that was given back, needs no search.
     #[inline]
-    pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Packed> {
-        self.take_front(request.len.0, kind, request.requested)
-    }
-
-    /// An exact fit at the head of its bin, the last of this length that was given back, needs no search.
-    #[inline]
-    fn take_front(&mut self, len: u32, kind: Kind, requested: u64) -> Option<Packed> {
+    pub fn take_plain(&mut self, request: Request, kind: Kind) -> Option<Taken> {
+        let Request { requested, len: Granules(len) } = request;
         let own = Bin::of(kind, len);
-        if self.bins.is_fresh() {
+        let Some(first) = self.bins.first(own) else {
             self.count_miss();
             return None;
-        }
-        let first = self.bins.first(own);
+        };
         let chunks = self.chunks.all_mut();
         if chunks[first as usize].len == len {
             self.bins.pop(chunks, first, own);
             self.totals.free_chunks -= 1;
-            Some(mark_allocated(
-                &mut chunks[first as usize],
-                first,
-                requested,
-                &mut self.segments,
-                &mut self.totals,
-            ))
+            let chunk = &mut chunks[first as usize];
+            mark_allocated(chunk, first, requested, &mut self.segments, &mut self.totals)
         } else {
             self.search(kind, len, own, requested)
         }
@@ -133,7 +180,7 @@ impl Heap {
     /// A hit after a search: the best of two bins, its front cut off if it is longer.
     #[allow(clippy::inline_always, reason = "as a call, a pair with a cut costs 15 instructions more")]
     #[inline(always)]
-    fn search(&mut self, kind: Kind, len: u32, own: Bin, requested: u64) -> Option<Packed> {
+    fn search(&mut self, kind: Kind, len: u32, own: Bin, requested: u64) -> Option<Taken> {
         let (chunks, vacant) = self.chunks.parts_to_fill();
         let (id, steps) = self.bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
@@ -144,26 +191,17 @@ impl Heap {
                 return None;
             }
             let id = self.sweep(kind, &Want::new(Granules(len), kind))?;
-            return Some(self.take_whole(id, requested));
+            return self.take_whole(id, requested);
         }
         if chunks[id as usize].len == len {
             self.bins.leave(chunks, id);
             self.totals.free_chunks -= 1;
             let chunk = &mut chunks[id as usize];
-            return Some(mark_allocated(chunk, id, requested, &mut self.segments, &mut self.totals));
+            return mark_allocated(chunk, id, requested, &mut self.segments, &mut self.totals);
         }
         self.totals.splits += 1;
-        let front = cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Allocated, requested);
-        let segment = &mut self.segments[front.segment];
-        Some(account_alloc(
-            front.id,
-            front.generation,
-            front.offset,
-            len,
-            requested,
-            segment,
-            &mut self.totals,
-        ))
+        let front = cut(chunks, vacant, &mut self.bins, id, len);
+        mark_allocated(&mut chunks[front as usize], front, requested, &mut self.segments, &mut self.totals)
     }
 
     /// Detaches `len` granules of a free chunk, `skip` granules from its beginning, as a chunk in no bin. What is before and behind
@@ -172,7 +210,7 @@ impl Heap {
         let whole = self.chunks[id].len;
         if skip == 0 && len < whole {
             let (chunks, vacant) = self.chunks.parts_to_fill();
-            return cut(chunks, vacant, &mut self.bins, id, len, ChunkState::Free, 0).id;
+            return cut(chunks, vacant, &mut self.bins, id, len);
         }
         self.totals.free_chunks -= 1;
         if skip == 0 {
@@ -192,7 +230,7 @@ impl Heap {
     }
 
     /// A free chunk in no bin, of the length wanted, becomes an allocation.
-    pub(super) fn take_whole(&mut self, id: u32, requested: u64) -> Packed {
+    pub(super) fn take_whole(&mut self, id: u32, requested: u64) -> Option<Taken> {
         let chunk = &mut self.chunks[id];
         let state = chunk.state;
         law!(H4, state == Some(ChunkState::Free), "chunk {id} is {state:?} but handed out");
@@ -300,7 +338,7 @@ impl Heap {
             Some(id) => self.split_fit(kind, id, want),
             None => self.sweep(kind, want)?,
         };
-        Some(self.take_whole(id, requested).taken())
+        self.take_whole(id, requested)
     }
 
     /// A free chunk that fits leaves its bin; the excess before and behind stays free.
@@ -316,27 +354,19 @@ impl Heap {
 /// The front of a longer free chunk as a record of its own in no bin; the rest stays free, and in its bin if it can.
 #[allow(clippy::inline_always, reason = "it has two callers: as a call it costs the hot one 25 instructions")]
 #[inline(always)]
-fn cut(
-    chunks: &mut [Chunk],
-    vacant: &mut u32,
-    bins: &mut Bins,
-    id: u32,
-    len: u32,
-    state: ChunkState,
-    requested: u64,
-) -> chunk::Front {
+fn cut(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, id: u32, len: u32) -> u32 {
     let rest = &mut chunks[id as usize];
     let whole = rest.len;
     law!(H1, 0 < len && len < whole, "chunk {id} of {whole} granules cannot be split at {len}");
     let (from, to) = Bins::resize(rest, id, whole - len);
-    let front = chunk::cut_front(chunks, vacant, id, len, state, requested);
+    let front = chunk::cut_front(chunks, vacant, id, len);
     if from != to {
         bins.rebin(id, from, to);
     }
     front
 }
 
-/// A free chunk that has just left its bin becomes an allocation.
+/// A free chunk in no bin becomes an allocation, and is counted.
 #[inline]
 fn mark_allocated(
     chunk: &mut Chunk,
@@ -344,28 +374,19 @@ fn mark_allocated(
     requested: u64,
     segments: &mut Segments,
     totals: &mut Totals,
-) -> Packed {
+) -> Option<Taken> {
     chunk.state = Some(ChunkState::Allocated);
     chunk.generation = chunk.generation.wrapping_add(1);
     chunk.requested = requested;
     let segment = &mut segments[chunk.segment];
-    account_alloc(id, chunk.generation, chunk.offset(), chunk.len, requested, segment, totals)
-}
-
-/// Counts a take.
-#[inline]
-fn account_alloc(
-    chunk: u32,
-    generation: u32,
-    offset: u32,
-    len: u32,
-    requested: u64,
-    segment: &mut Segment,
-    totals: &mut Totals,
-) -> Packed {
-    segment.free -= len;
-    totals.count_alloc(len, requested);
-    Packed::new(chunk, generation, segment.base.offset(Granules(offset)))
+    segment.free -= chunk.len;
+    totals.allocations += 1;
+    totals.requested_bytes += requested;
+    totals.allocated += u64::from(chunk.len);
+    if totals.allocated > totals.allocated_peak {
+        totals.allocated_peak = totals.allocated;
+    }
+    Taken::new(ChunkId(id), chunk.generation, segment.base.offset(Granules(chunk.offset())))
 }
 
 /// A free chunk absorbs its neighbour, which is in no bin and thereby becomes free with `stamp`. Returns the new length.

@@ -77,6 +77,7 @@ mod tests;
 pub use border::{Cut, Found};
 pub use chunk::{ChunkId, ChunkState};
 pub use handle::ChunkView;
+pub use hit::{Request, Taken};
 pub use segment::SegmentView;
 pub use snapshot::{FreeRange, RangeMap, Ripe, SegmentMap, Snapshot, Stats};
 
@@ -88,8 +89,8 @@ use segment::Segments;
 use snapshot::Totals;
 use std::collections::BTreeMap;
 
-/// Which requests a segment serves. On a device small ones live apart, so that long-lived small chunks do not pin large ranges. A heap of
-/// pinned memory separates two other kinds, which have names of their own, [`Kind::CACHED`] and [`Kind::WRITE_COMBINED`].
+/// Which requests a segment serves: a heap keeps two kinds of them apart. On a device small ones live apart, so that long-lived small chunks do
+/// not pin large ranges; a pool of pinned memory has names of its own for the two kinds that it separates.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     /// Small requests.
@@ -99,10 +100,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Pinned memory that the CPU writes past its caches.
-    pub const WRITE_COMBINED: Kind = Kind::Small;
-    /// Pinned memory that the CPU caches.
-    pub const CACHED: Kind = Kind::Large;
     /// Both, in the order of their bins.
     pub const ALL: [Kind; 2] = [Kind::Small, Kind::Large];
 
@@ -113,31 +110,6 @@ impl Kind {
             Kind::Small => Kind::Large,
             Kind::Large => Kind::Small,
         }
-    }
-}
-
-/// A request that a heap can answer: bytes, and the fewest granules that hold them, which is at least one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
-    requested: u64,
-    len: Granules,
-}
-
-impl Request {
-    /// `None` for no bytes and for more than a segment holds, by one comparison: the allocator answers these itself.
-    #[inline]
-    pub const fn of(requested: u64) -> Option<Request> {
-        let before_last = requested.wrapping_sub(1) / GRANULE_BYTES;
-        if before_last >= u32::MAX as u64 {
-            None
-        } else {
-            Some(Request { requested, len: Granules(before_last as u32 + 1) })
-        }
-    }
-    /// The granules.
-    #[inline]
-    pub const fn len(self) -> Granules {
-        self.len
     }
 }
 
@@ -167,44 +139,6 @@ impl Want {
     /// The bytes of a range that holds it at any address: an alignment may skip the front.
     pub const fn bytes_anywhere(&self) -> u64 {
         self.len.bytes() + self.align.bytes().saturating_sub(Granules(1).bytes())
-    }
-}
-
-/// A range that a heap handed out: exactly what was wanted. [`Heap::view`] has the rest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Taken {
-    /// The slot.
-    pub chunk: ChunkId,
-    /// Which use of the slot: every later operation needs it together with `chunk`.
-    pub generation: u32,
-    /// The first address.
-    pub addr: Addr,
-}
-
-/// A [`Taken`] as two `u64`, which a hit returns in registers. Chunk and generation as two `u32` would be stored one by one and loaded as
-/// one word, which stalls: a load cannot be forwarded from two stores.
-#[derive(Clone, Copy, Debug)]
-pub struct Packed {
-    id: u64,
-    addr: Addr,
-}
-
-impl Packed {
-    /// No range: addresses of ranges are multiples of 512.
-    pub const NONE: Packed = Packed { id: 0, addr: Addr(1) };
-
-    #[inline]
-    fn new(chunk: u32, generation: u32, addr: Addr) -> Packed {
-        Packed { id: u64::from(generation) << 32 | u64::from(chunk), addr }
-    }
-    #[inline]
-    fn taken(self) -> Taken {
-        Taken { chunk: ChunkId(self.id as u32), generation: (self.id >> 32) as u32, addr: self.addr }
-    }
-    /// The range, unless it is [`Packed::NONE`].
-    #[inline]
-    pub fn some(self) -> Option<Taken> {
-        (self.addr != Packed::NONE.addr).then(|| self.taken())
     }
 }
 

@@ -180,15 +180,6 @@ impl Totals {
         self.requested_bytes - self.freed_bytes
     }
     #[inline]
-    pub(super) fn count_alloc(&mut self, len: u32, requested: u64) {
-        self.allocations += 1;
-        self.requested_bytes += requested;
-        self.allocated += u64::from(len);
-        if self.allocated > self.allocated_peak {
-            self.allocated_peak = self.allocated;
-        }
-    }
-    #[inline]
     pub(super) fn count_free(&mut self, len: u32, requested: u64) {
         self.frees += 1;
         self.freed_bytes += requested;

@@ -21,7 +21,7 @@ fn take(heap: &mut Heap, len: u32) -> Taken {
 }
 
 fn give(heap: &mut Heap, t: &Taken) {
-    heap.give(t.chunk, t.generation, Epoch(4));
+    heap.give(t.chunk(), t.generation(), Epoch(4));
 }
 
 /// Takes `sizes` in order from a heap just large enough, one granule between each two, and gives the sizes back: as
@@ -50,7 +50,7 @@ fn an_exact_fit_behind_many_others_costs_no_more_than_the_walk() {
     let before = heap.stats();
     let hit = take(&mut heap, 67);
     let after = heap.stats();
-    assert_eq!(heap.view(hit.chunk, hit.generation).offset, Granules(0));
+    assert_eq!(heap.view(hit.chunk(), hit.generation()).offset, Granules(0));
     assert_eq!(after.steps - before.steps, u64::from(WALK), "the walk stops after sixteen");
     assert_eq!(after.sweeps - before.sweeps, 1, "the sweep finds what the walk did not");
     assert_eq!(after.sweep_steps - before.sweep_steps, 41);
@@ -102,7 +102,7 @@ fn an_aligned_want_is_served_behind_any_number_of_near_misses() {
 fn of_equals_the_lowest_is_taken() {
     let mut heap = islands(&[70, 70, 70]);
     let t = take(&mut heap, 69);
-    assert_eq!(heap.view(t.chunk, t.generation).offset, Granules(0));
+    assert_eq!(heap.view(t.chunk(), t.generation()).offset, Granules(0));
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn generations_wrap_without_harm() {
     let mut heap = heap(64);
     heap.chunks[2].generation = u32::MAX;
     let t = take(&mut heap, 64);
-    assert_eq!(t.generation, 0);
-    assert_eq!(heap.lookup(t.chunk, u32::MAX), None);
+    assert_eq!(t.generation(), 0);
+    assert_eq!(heap.lookup(t.chunk(), u32::MAX), None);
     give(&mut heap, &t);
     heap.check();
 }
@@ -160,13 +160,13 @@ fn the_longest_segment_and_the_last_address_work() {
     heap.extend(S, Granules(0), Granules::MAX, Epoch(1));
     assert_eq!(heap.largest_free(Kind::Large), Granules::MAX);
     let all = take_all(&mut heap);
-    assert_eq!(heap.view(all.chunk, all.generation).len, Granules::MAX);
-    heap.hold(all.chunk, all.generation, Epoch(2));
-    heap.cut(all.chunk, Granules(0), Granules(u32::MAX - 1));
-    let last = heap.view(all.chunk, all.generation);
+    assert_eq!(heap.view(all.chunk(), all.generation()).len, Granules::MAX);
+    heap.hold(all.chunk(), all.generation(), Epoch(2));
+    heap.cut(all.chunk(), Granules(0), Granules(u32::MAX - 1));
+    let last = heap.view(all.chunk(), all.generation());
     assert_eq!((last.addr, last.len), (Addr(u64::MAX - 511), Granules(1)));
     heap.check();
-    heap.give(all.chunk, all.generation, Epoch(3));
+    heap.give(all.chunk(), all.generation(), Epoch(3));
     assert_eq!(heap.take(&Want { len: Granules(1), align: Granules(1 << 31), kind: Kind::Large }, 1), None);
     heap.check();
 }

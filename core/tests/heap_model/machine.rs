@@ -283,7 +283,7 @@ impl Real {
     /// What the handle wrote is still there, as far as the range is still its own.
     fn assert_contents(&mut self, pool: usize, handle: u32) {
         let t = self.taken[&handle];
-        let v = self.heaps[pool].view(t.chunk, t.generation);
+        let v = self.heaps[pool].view(t.chunk(), t.generation());
         assert!(self.bytes(v.segment, v.offset, v.len).iter().all(|&h| h == handle), "contents of {handle}");
     }
     fn arrive(&mut self, pool: usize, cut: &Cut, stamp: u64) {
@@ -348,7 +348,7 @@ impl StateMachineTest for Real {
                     heap.take(&want(ask), requested)
                 };
                 let Expected::Took(handle, expected) = state.expected else { unreachable!() };
-                let got = got.map(|t| (t, heap.view(t.chunk, t.generation)));
+                let got = got.map(|t| (t, heap.view(t.chunk(), t.generation())));
                 assert_eq!(
                     got.map(|(_, v)| (v.segment.0, v.offset.0, v.stamp.0)),
                     expected.map(|s| (s.segment, s.at, s.stamp))
@@ -363,18 +363,18 @@ impl StateMachineTest for Real {
             Op::Give { pool, handle, stamp } => {
                 real.assert_contents(pool, handle);
                 let t = real.taken.remove(&handle).unwrap();
-                let given = real.heaps[pool].give(t.chunk, t.generation, Epoch(stamp));
+                let given = real.heaps[pool].give(t.chunk(), t.generation(), Epoch(stamp));
                 let free = real.heaps[pool].free_chunk(given.free).expect("what was given back is free");
                 assert_eq!(free.len, given.free_len);
                 assert!(free.len >= given.len && free.stamp >= Epoch(stamp));
-                assert_eq!(real.heaps[pool].lookup(t.chunk, t.generation), None);
+                assert_eq!(real.heaps[pool].lookup(t.chunk(), t.generation()), None);
             }
             Op::Hold { pool, handle, stamp } => {
                 real.assert_contents(pool, handle);
                 let t = real.taken[&handle];
-                real.heaps[pool].hold(t.chunk, t.generation, Epoch(stamp));
+                real.heaps[pool].hold(t.chunk(), t.generation(), Epoch(stamp));
             }
-            Op::Tag { pool, handle, tag } => real.heaps[pool].set_tag(real.taken[&handle].chunk, tag),
+            Op::Tag { pool, handle, tag } => real.heaps[pool].set_tag(real.taken[&handle].chunk(), tag),
             Op::Lend { from, ask, more, steps, odd, stamp } => {
                 let found = real.heaps[from].find(&want(ask), steps, |e| !odd || e.0 % 2 == 1);
                 let Expected::Found(expected) = state.expected else { unreachable!() };
@@ -397,9 +397,9 @@ impl StateMachineTest for Real {
             Op::MoveInFlight { from, handle, len, stamp } => {
                 real.assert_contents(from, handle);
                 let t = real.taken[&handle];
-                let v = real.heaps[from].view(t.chunk, t.generation);
+                let v = real.heaps[from].view(t.chunk(), t.generation());
                 let len = v.len.min(Granules(len));
-                let cut = real.heaps[from].cut(t.chunk, v.offset, len);
+                let cut = real.heaps[from].cut(t.chunk(), v.offset, len);
                 assert_cut(&cut, v.stamp.0);
                 real.arrive(1 - from, &cut, stamp);
                 if len == v.len {
@@ -455,9 +455,9 @@ impl StateMachineTest for Real {
             for (handle, live) in &pool.live {
                 let (segment, r) = pool.place(*handle).unwrap();
                 let t = real.taken[handle];
-                let v = heap.view(t.chunk, t.generation);
+                let v = heap.view(t.chunk(), t.generation());
                 assert_eq!((v.segment.0, v.offset.0, v.len.0), (segment, r.offset, r.len));
-                assert_eq!((v.requested, v.tag, heap.tag(t.chunk)), (live.requested, live.tag, live.tag));
+                assert_eq!((v.requested, v.tag, heap.tag(t.chunk())), (live.requested, live.tag, live.tag));
             }
             for s in &snapshot.segments {
                 for r in s.ranges.iter().filter(|r| r.state != ChunkState::Absent) {
@@ -479,7 +479,7 @@ impl StateMachineTest for Real {
             for handle in state.pools[pool].live.keys() {
                 real.assert_contents(pool, *handle);
                 let t = real.taken[handle];
-                real.heaps[pool].give(t.chunk, t.generation, Epoch(1));
+                real.heaps[pool].give(t.chunk(), t.generation(), Epoch(1));
             }
             let heap = &mut real.heaps[pool];
             for spec in SPECS {

@@ -6,17 +6,34 @@ use crate::allocator::backing::{Backing, kept};
 use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
-use crate::allocator::registry::Registry;
-use crate::driver::{Driver, OwnedHost};
+use crate::allocator::pool::store::Store;
+use crate::allocator::registry::{Registry, Seen, StreamTimeline};
+use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
-use crate::order::{Access, Completed, InFlight, PendingSet, TimelineId, Uses};
+use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
 use crate::report::PoolReport;
 use crate::sync::{Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 
 /// The CPU's timeline, which is none.
 const NOBODY: TimelineId = TimelineId(u32::MAX);
+
+/// The segments of each kind of pinned memory, by the two names that a heap has for those that it keeps apart.
+pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
+    match kind {
+        HostKind::Cached => Kind::Large,
+        HostKind::WriteCombined => Kind::Small,
+    }
+}
+
+/// What segments of this name are.
+pub(in super::super) const fn kind_of(segments: Kind) -> HostKind {
+    match segments {
+        Kind::Large => HostKind::Cached,
+        Kind::Small => HostKind::WriteCombined,
+    }
+}
 
 /// An allocator's pinned memory.
 pub(crate) struct HostPool<D: Driver> {
@@ -63,7 +80,7 @@ impl<D: Driver> HostPool<D> {
 
     /// What is complete comes back.
     pub(crate) fn drain(&self, registry: &Registry<D>) {
-        drain(&mut self.lock().pool, &registry.seen());
+        self.drain_in_flight(registry, &mut self.lock().pool);
     }
 
     /// Unpins everything; nothing refers to any of it. What uses it is `over`, or else the driver waits for that in its call, or it is kept.
@@ -124,6 +141,25 @@ impl<D: Driver> HostPool<D> {
     }
 }
 
+impl<D: Driver> Store<D> for HostPool<D> {
+    fn home(&self) -> Option<&StreamTimeline<D>> {
+        None
+    }
+
+    fn freed_stamp(&self, registry: &Registry<D>, pending: &[Pending], _: bool) -> Option<Epoch> {
+        laws::pinned_is_free(registry.all_complete(pending)).then_some(Epoch::COMPLETE)
+    }
+
+    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, _: bool) -> impl Fn(Pending) -> bool + 'a {
+        |p| laws::pinned_use_is_over(seen.is_complete(p))
+    }
+
+    fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {
+        state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, Epoch::COMPLETE);
+        true
+    }
+}
+
 impl<D: Driver> Pieces for HostPool<D> {
     fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R {
         let state = self.lock();
@@ -139,14 +175,4 @@ impl<D: Driver> HostState<D> {
         self.pool.heap.add_segment(id, base, len, kind);
         self.pool.heap.extend(id, Granules::ZERO, len, Epoch::COMPLETE);
     }
-}
-
-/// Ranges all of whose uses are complete come back. Returns whether any did.
-pub(in super::super) fn drain(state: &mut PoolState, seen: &impl Completed) -> bool {
-    let done = state.in_flight.drain(|p| laws::pinned_use_is_over(seen.is_complete(p)));
-    let any = !done.is_empty();
-    for entry in done {
-        state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, Epoch::COMPLETE);
-    }
-    any
 }

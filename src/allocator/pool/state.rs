@@ -42,7 +42,7 @@ pub(crate) struct PoolState {
     /// What [`Pool::longest_hint`](super::Pool::longest_hint) says.
     pub(super) longest: [u32; 2],
     /// At least the longest range in flight, in granules, for the index of all pools (F3 in `sources`).
-    pub(super) longest_in_flight: u32,
+    pub(in super::super) longest_in_flight: u32,
     /// By kind: it may stand aside ([`sources`](super::super::sources)); and looks in vain, since something entered it, that did not show
     /// all that was asked for.
     pub(super) aside: [bool; 2],

@@ -156,7 +156,7 @@ const CHUNKS: &[Breach] = &[
         let (mut heap, [a, _]) = taken();
         give(&mut heap, &a);
         alter(&mut heap, 4).prev = 9;
-        heap.cut(a.chunk, Granules(4), Granules(4));
+        heap.cut(a.chunk(), Granules(4), Granules(4));
     }),
     ("H1", "chunk 5 follows chunk 4 but is linked to 9", || {
         let (mut heap, [a, b, _]) = taken();
@@ -166,9 +166,9 @@ const CHUNKS: &[Breach] = &[
     }),
     ("H1", "chunk 3 precedes chunk 4 but is linked to 8", || {
         let (mut heap, [_, b]) = taken();
-        heap.hold(b.chunk, b.generation, Epoch(4));
+        heap.hold(b.chunk(), b.generation(), Epoch(4));
         alter(&mut heap, 3).next = 8;
-        heap.cut(b.chunk, Granules(16), Granules(8));
+        heap.cut(b.chunk(), Granules(16), Granules(8));
     }),
     ("H1", "chunk 3 precedes chunk 2 but is linked to 9", || {
         let (mut heap, _) = taken::<1>();
@@ -203,8 +203,8 @@ const CHUNKS: &[Breach] = &[
         let (mut heap, [_, b]) = taken();
         heap.cut(ChunkId(2), Granules(32), Granules(32));
         alter(&mut heap, 2).bin = Bin::of(Kind::Large, 64);
-        heap.hold(b.chunk, b.generation, Epoch(4));
-        heap.cut(b.chunk, Granules(16), Granules(16));
+        heap.hold(b.chunk(), b.generation(), Epoch(4));
+        heap.cut(b.chunk(), Granules(16), Granules(16));
     }),
     ("H1", "65 granules are cut from chunk 2, which has 64", || {
         heap(64).detach(Kind::Large, 2, 0, 65);
@@ -249,8 +249,8 @@ const CALLERS: &[Breach] = &[
     }),
     ("H1", "chunk 3 is in flight from 0 on: a piece at 8 is not its front", || {
         let (mut heap, [t]) = taken();
-        heap.hold(t.chunk, t.generation, Epoch(9));
-        heap.cut(t.chunk, Granules(8), Granules(8));
+        heap.hold(t.chunk(), t.generation(), Epoch(9));
+        heap.cut(t.chunk(), Granules(8), Granules(8));
     }),
     ("H2", "segment 7 is all Absent but in pieces", || {
         let mut heap = absent();
@@ -259,11 +259,11 @@ const CALLERS: &[Breach] = &[
     }),
     ("H4", "cut of chunk 3, which is allocated: only free ranges and ranges in flight may leave", || {
         let (mut heap, [t]) = taken();
-        heap.cut(t.chunk, Granules(0), Granules(16));
+        heap.cut(t.chunk(), Granules(0), Granules(16));
     }),
     ("H4", "chunk 3 is taken from but is not free", || {
         let (mut heap, [t]) = taken();
-        heap.take_of(t.chunk, &Want::new(Granules(1), Kind::Large), 1);
+        heap.take_of(t.chunk(), &Want::new(Granules(1), Kind::Large), 1);
     }),
     ("H6", "segment 8 at 0x100001 of 1 granules does not consist of whole granules", || {
         Heap::new().add_segment(SegmentId(8), Addr(0x10_0001), Granules(1), Kind::Small);
@@ -306,7 +306,7 @@ const CALLERS: &[Breach] = &[
             let (mut heap, [a, b]) = taken();
             give(&mut heap, &a);
             give(&mut heap, &b);
-            heap.give_untagged(b.chunk, b.generation, Epoch(4));
+            heap.give_untagged(b.chunk(), b.generation(), Epoch(4));
         },
     ),
     ("H7", "give of chunk 11.1: this heap has 3 slots", || {
@@ -335,8 +335,8 @@ const CALLERS: &[Breach] = &[
     ),
     ("H7", "chunk 3.1 is held twice: it is in flight", || {
         let (mut heap, [t]) = taken();
-        heap.hold(t.chunk, t.generation, Epoch(4));
-        heap.hold(t.chunk, t.generation, Epoch(5));
+        heap.hold(t.chunk(), t.generation(), Epoch(4));
+        heap.hold(t.chunk(), t.generation(), Epoch(5));
     }),
 ];
 
@@ -348,7 +348,7 @@ const WALKS: &[Breach] = &[
     ("H1", "chunk 2 begins at 16, its neighbour ends at 15", || {
         walk(|heap| {
             let t = take(heap, 16);
-            alter(heap, t.chunk.0).len = 15;
+            alter(heap, t.chunk().0).len = 15;
         });
     }),
     ("H1", "chunk 2 is empty", || walk(|heap| alter(heap, 2).len = 0)),

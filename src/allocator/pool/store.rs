@@ -1,0 +1,92 @@
+//! How a freed range comes back to its pool, whichever memory it is of: at once, or from flight when its uses are over. A stream's memory comes
+//! back when they are ordered before what the stream does next; pinned memory, which the CPU may write at once, when they are complete.
+//!
+//! It does not know the pool's lock, which is held in all of it, nor what is to be done beside a free.
+
+use super::state::PoolState;
+use crate::allocator::registry::uses::note_pending;
+use crate::allocator::registry::{CONTEXT, Registry, Seen, StreamTimeline};
+use crate::driver::Driver;
+use crate::heap::{ChunkId, ChunkView, Given};
+use crate::laws;
+use crate::order::{Entry, Pending, PendingSet, Uses};
+use crate::units::Epoch;
+
+/// What differs between the pools of a stream's memory and of pinned memory, and by that what they do alike.
+pub(crate) trait Store<D: Driver> {
+    /// The stream whose own uses are in order with its memory anyway.
+    fn home(&self) -> Option<&StreamTimeline<D>>;
+
+    /// The stamp with which a range is free at once behind these uses, or behind others that nobody knows; `None` if it has to wait for them.
+    fn freed_stamp(&self, registry: &Registry<D>, pending: &[Pending], unknown: bool) -> Option<Epoch>;
+
+    /// Which uses are over, of ranges in flight.
+    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, closed: bool) -> impl Fn(Pending) -> bool + 'a;
+
+    /// A range whose uses are over enters the free state. Returns whether it did.
+    fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool;
+
+    /// A range is in flight here.
+    fn fly(&self, state: &mut PoolState, entry: Entry) {
+        state.in_flight.insert(entry);
+    }
+
+    /// A range became free, at a free.
+    fn given(&self, _: &mut PoolState, _: &Given) {}
+
+    /// Ranges in flight whose uses are over enter the free state. Returns whether any did. Makes no driver call.
+    fn drain_in_flight(&self, registry: &Registry<D>, state: &mut PoolState) -> bool {
+        if state.in_flight.is_empty() {
+            return false;
+        }
+        let done = {
+            let seen = registry.seen();
+            state.in_flight.drain(self.over(&seen, state.closed))
+        };
+        let mut any = false;
+        for entry in done {
+            any |= self.enter_drained(state, entry);
+        }
+        any
+    }
+
+    /// The free behind these uses. They are still open on their streams' timelines: what is loaded here is covered by the last markers
+    /// there. Returns whether the range is in flight.
+    fn free_behind(
+        &self,
+        registry: &Registry<D>,
+        state: &mut PoolState,
+        (chunk, generation): (ChunkId, u32),
+        (view, uses): (&ChunkView, &Uses),
+        unknown: bool,
+    ) -> bool {
+        // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
+        let mut pending: PendingSet = {
+            let seen = registry.seen();
+            uses.at_free(self.home().map(|home| home.id), |on| {
+                seen.timeline(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
+            })
+        };
+        let unknown = laws::is_unknown(unknown);
+        if unknown && pending.iter().all(|p| p.on != CONTEXT) {
+            pending.push(Pending { on: CONTEXT, epoch: registry.context().stamp() });
+        }
+        if let Some(stamp) = self.freed_stamp(registry, &pending, unknown) {
+            let given = state.heap.give(chunk, generation, stamp);
+            self.given(state, &given);
+            return false;
+        }
+        let home = self.home().map_or(Epoch::COMPLETE, StreamTimeline::stamp);
+        state.heap.hold(chunk, generation, home);
+        for p in &pending {
+            note_pending(registry, *p, view.len.bytes(), unknown);
+        }
+        let entry = Entry { chunk: chunk.index(), generation, len: view.len, uses: pending, home };
+        self.fly(state, entry);
+        state.counters.in_flight_frees += 1;
+        if state.in_flight.is_crowded() {
+            self.drain_in_flight(registry, state);
+        }
+        true
+    }
+}
