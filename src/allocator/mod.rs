@@ -27,6 +27,7 @@ mod host;
 mod in_transit;
 #[cfg(loom)]
 #[doc(hidden)]
+#[path = "../../tests/threads_loom/probe.rs"]
 pub mod kernels;
 mod ladder;
 mod migrate;
