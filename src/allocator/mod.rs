@@ -51,6 +51,7 @@ mod undo;
 mod unpin;
 mod wait_all;
 mod waiting;
+pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;

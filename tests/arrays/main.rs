@@ -14,6 +14,7 @@ mod safe_calls;
 mod transfers;
 mod unwaited;
 mod verdicts;
+mod watched;
 
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;
