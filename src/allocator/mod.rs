@@ -55,7 +55,7 @@ pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
-pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES};
+pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES, Variable};
 pub use event::Event;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
