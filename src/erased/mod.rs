@@ -9,6 +9,10 @@
 //! copies and kernels have the type: [`Arrays`] makes arrays on any such allocator, wrapped or not, for whoever has a stream with its
 //! type; [`AnyStream::downcast_ref`], [`AnyAllocation::into_array`] and [`AnyAllocation::into_allocation`] have it again.
 //!
+//! For code that is compiled once for all devices and has arrays, copies and kernels too there is
+//! [`AnyDriver`](crate::driver::AnyDriver), a driver without its device's type: an `Allocator<AnyDriver>` is an allocator as any, and its streams and
+//! arrays go through this room's wrappers as any's.
+//!
 //! It does not know drivers, pools, what arrays are used for, nor what anybody watches for.
 
 mod allocation;

@@ -1,6 +1,7 @@
 //! Arrays on the simulated device, and what is built of them: operations, copies, memory of others, verdicts on programs of them, and the
 //! trait objects and wrappers that carry them.
 
+mod any_driver;
 mod erased;
 mod example;
 mod external;
