@@ -1,8 +1,8 @@
 //! The command line, as clap reads it. It holds texts and values; what they mean is told where they act.
 
-use crate::options::{Setup, parse_bytes, parse_limit, parse_share};
+use crate::options::{Setup, parse_bytes, parse_share};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use millpond::{Growth, Limit, Policy, Reuse};
+use millpond::Config;
 use millpond_replay::Workload;
 use std::fmt;
 use std::path::PathBuf;
@@ -188,42 +188,28 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "SIZE", default_value = "144GiB", value_parser = parse_bytes)]
     pub(crate) capacity: u64,
     /// How much of it may be taken, such as 6GiB, 40% or none
-    #[arg(long, value_name = "SIZE|P%", value_parser = parse_limit)]
-    pub(crate) limit: Option<Limit>,
+    #[arg(long, value_name = "SIZE|P%", value_parser = text_of("MILLPOND_LIMIT"))]
+    pub(crate) limit: Option<String>,
     /// What a miss tries first: growing (latency) or other pools' memory (footprint)
-    #[arg(long, value_name = "latency|footprint", value_parser = policy)]
-    pub(crate) policy: Option<Policy>,
+    #[arg(long, value_name = "latency|footprint", value_parser = text_of("MILLPOND_POLICY"))]
+    pub(crate) policy: Option<String>,
     /// Whether one stream's freed memory serves another: never, only if ordered already, or also behind a wait
-    #[arg(long, value_name = "never|ordered|waits", value_parser = reuse)]
-    pub(crate) reuse: Option<Reuse>,
+    #[arg(long, value_name = "never|ordered|waits", value_parser = text_of("MILLPOND_REUSE"))]
+    pub(crate) reuse: Option<String>,
     /// How much is taken from the device at once: rounded segments, or exactly the request
-    #[arg(long, value_name = "rounded|exact", value_parser = growth)]
-    pub(crate) growth: Option<Growth>,
+    #[arg(long, value_name = "rounded|exact", value_parser = text_of("MILLPOND_GROWTH"))]
+    pub(crate) growth: Option<String>,
     /// No reuse that depends on when the device happened to finish
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) deterministic: bool,
 }
 
-fn policy(text: &str) -> Result<Policy, String> {
-    match text {
-        "latency" => Ok(Policy::Latency),
-        "footprint" => Ok(Policy::Footprint),
-        _ => Err("expected latency or footprint".into()),
-    }
-}
-fn reuse(text: &str) -> Result<Reuse, String> {
-    match text {
-        "never" => Ok(Reuse::Never),
-        "ordered" => Ok(Reuse::Ordered),
-        "waits" => Ok(Reuse::WithWaits),
-        _ => Err("expected never, ordered or waits".into()),
-    }
-}
-fn growth(text: &str) -> Result<Growth, String> {
-    match text {
-        "rounded" => Ok(Growth::default()),
-        "exact" => Ok(Growth::Exact),
-        _ => Err("expected rounded or exact".into()),
+/// Takes what the variable may hold, and refuses else.
+fn text_of(name: &'static str) -> impl Fn(&str) -> Result<String, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let variable = Config::VARIABLES.iter().find(|v| v.name() == name).ok_or("no such variable")?;
+        let fits = variable.set(&mut Config::default(), text.trim());
+        fits.map(|()| text.to_owned()).map_err(|_| format!("expected {}", variable.values()))
     }
 }
 
@@ -232,11 +218,13 @@ impl SetupArgs {
         Setup {
             schedule: self.schedule,
             capacity: self.capacity,
-            limit: self.limit,
-            policy: self.policy,
-            reuse: self.reuse,
-            growth: self.growth,
-            deterministic: self.deterministic,
+            given: [
+                ("MILLPOND_LIMIT", self.limit.clone()),
+                ("MILLPOND_POLICY", self.policy.clone()),
+                ("MILLPOND_REUSE", self.reuse.clone()),
+                ("MILLPOND_GROWTH", self.growth.clone()),
+                ("MILLPOND_DETERMINISTIC", self.deterministic.then(|| "1".to_owned())),
+            ],
             check,
             seed,
         }

@@ -1,10 +1,9 @@
 //! Options as values: sizes and shares out of text, devices and configurations out of options.
 
 use crate::args::When;
-use millpond::allocator::Limit;
 use millpond::cuda::Cuda;
 use millpond::report::{Size, parse_size};
-use millpond::{Config, Error, Growth, Policy, Reuse, Unavailable};
+use millpond::{Config, Error, Unavailable};
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
 
@@ -13,11 +12,8 @@ use millpond_sim::{Schedule, Sim};
 pub(crate) struct Setup {
     pub(crate) schedule: When,
     pub(crate) capacity: u64,
-    pub(crate) limit: Option<Limit>,
-    pub(crate) policy: Option<Policy>,
-    pub(crate) reuse: Option<Reuse>,
-    pub(crate) growth: Option<Growth>,
-    pub(crate) deterministic: bool,
+    /// What goes above the environment's variables.
+    pub(crate) given: [(&'static str, Option<String>); 5],
     pub(crate) check: bool,
     pub(crate) seed: u64,
 }
@@ -45,23 +41,7 @@ impl Setup {
 
     /// The environment's configuration with the options above it.
     pub(crate) fn config(&self) -> Result<Config, Error> {
-        let mut config = Config::from_env()?;
-        if let Some(limit) = self.limit {
-            config = config.limit(limit);
-        }
-        if let Some(policy) = self.policy {
-            config = config.policy(policy);
-        }
-        if let Some(reuse) = self.reuse {
-            config = config.reuse(reuse);
-        }
-        if let Some(growth) = self.growth {
-            config = config.growth(growth);
-        }
-        if self.deterministic {
-            config = config.deterministic(true);
-        }
-        Ok(config)
+        Config::from_env_and(|name| self.given.iter().find(|(of, _)| *of == name)?.1.clone())
     }
 }
 
@@ -89,18 +69,6 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `6GiB`, `40%` or `none`.
-pub(crate) fn parse_limit(text: &str) -> Result<Limit, String> {
-    if text.eq_ignore_ascii_case("none") {
-        return Ok(Limit::None);
-    }
-    match parse_size(text) {
-        Ok(Size::Bytes(bytes)) => Ok(Limit::Bytes(bytes)),
-        Ok(Size::Fraction(share)) => Ok(Limit::Fraction(share)),
-        Err(e) => Err(e.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,12 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_and_sizes() {
-        assert_eq!(parse_limit("none"), Ok(Limit::None));
-        assert_eq!(parse_limit("40%"), Ok(Limit::Fraction(0.4)));
-        assert_eq!(parse_limit("6GiB"), Ok(Limit::Bytes(6 << 30)));
+    fn sizes() {
         assert_eq!(parse_bytes("1KiB"), Ok(1024));
         assert!(parse_bytes("40%").is_err());
-        assert!(parse_limit("lots").is_err());
     }
 }

@@ -48,6 +48,7 @@ macro_rules! pause_point {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod any;
 mod caller;
 mod copies;
 mod error;
@@ -70,6 +71,7 @@ pub mod sync;
 mod thread_end;
 pub mod units;
 
+pub use any::{AnyDriver, AnyEvent, AnyNative};
 #[doc(hidden)]
 pub use caller::Called;
 pub use caller::Caller;

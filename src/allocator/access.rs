@@ -34,6 +34,7 @@ use super::pool::state::Guest;
 use super::registry::uses::{bound, conflicts, release_uses};
 use super::registry::{Registry, StreamTimeline};
 use super::stream::Stream;
+use super::watch::Watchers;
 use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::heap::ChunkId;
@@ -47,6 +48,8 @@ use core::fmt;
 /// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
 pub(crate) struct Tracked<D: Driver> {
     bytes: Bytes<D>,
+    /// Told of other streams' uses, and behind the bytes that they are free.
+    watchers: Option<Box<Watchers>>,
     /// Stamps of the home stream's last write and last read; 0 for none, or none that still says anything.
     home_written: AtomicU64,
     home_read: AtomicU64,
@@ -58,6 +61,9 @@ pub(crate) struct Tracked<D: Driver> {
     /// Other streams' uses may be in the pool's keeping.
     shared: AtomicBool,
 }
+
+/// An allocation, and who watches it.
+pub(crate) type Parts<D> = (Allocation<D>, Option<Box<Watchers>>);
 
 /// Where the bytes are from.
 enum Bytes<D: Driver> {
@@ -125,6 +131,7 @@ impl<D: Driver> Tracked<D> {
     fn of(bytes: Bytes<D>) -> Tracked<D> {
         Tracked {
             bytes,
+            watchers: None,
             home_written: AtomicU64::new(0),
             home_read: AtomicU64::new(0),
             home_open: AtomicBool::new(false),
@@ -136,9 +143,15 @@ impl<D: Driver> Tracked<D> {
 
     /// An allocation with a past: what its home stream holds by now counts as a write, recorded uses as what they are.
     pub(crate) fn with_past(allocation: Allocation<D>) -> Tracked<D> {
+        let shared = allocation.home().is_some_and(|home| home.pool.has_uses(home.chunk, home.generation));
         let tracked = Tracked::new(allocation);
-        tracked.shared.store(true, Ordering::Relaxed);
+        tracked.shared.store(shared, Ordering::Relaxed);
         tracked.written_by_now()
+    }
+    /// An allocation with a past, and with those who watch it.
+    pub(crate) fn watched(allocation: Allocation<D>, watchers: Watchers) -> Tracked<D> {
+        let watchers = (!watchers.is_empty()).then(|| Box::new(watchers));
+        Tracked { watchers, ..Tracked::with_past(allocation) }
     }
     /// Foreign memory: what the stream that it was brought in on holds by now counts as a write.
     pub(crate) fn external(memory: External<D>) -> Tracked<D> {
@@ -150,12 +163,16 @@ impl<D: Driver> Tracked<D> {
         self
     }
 
-    /// Gives up what is known of the data; what the free has to respect stays. Foreign memory stays what it is.
-    pub(crate) fn into_allocation(self) -> Result<Allocation<D>, Tracked<D>> {
+    /// Gives up what is known of the data; what the free has to respect stays, and who watches goes with it. Foreign memory stays what it is.
+    pub(crate) fn into_allocation(self) -> Result<Parts<D>, Tracked<D>> {
         match self.bytes {
-            Bytes::Ours(allocation) => Ok(allocation),
+            Bytes::Ours(allocation) => Ok((allocation, self.watchers)),
             Bytes::Theirs(_) => Err(self),
         }
+    }
+    /// Whether somebody is told of its free.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watchers.is_some()
     }
 
     /// The first byte.
@@ -473,6 +490,11 @@ impl<D: Driver> Pool<D> {
     /// What other streams' uses an access on `to` has to come after.
     fn conflicts(&self, chunk: ChunkId, generation: u32, to: TimelineId, access: Access) -> PendingSet {
         self.lock().conflicts(&self.core.registry, (chunk, generation), (to, access))
+    }
+
+    /// Whether another stream's use of an allocation is recorded.
+    fn has_uses(&self, chunk: ChunkId, generation: u32) -> bool {
+        self.lock().heap.view(chunk, generation).tag != 0
     }
 
     /// The uses of an allocation, which may be the first.

@@ -293,16 +293,18 @@ impl Config {
 
     /// The defaults, changed by environment variables:
     ///
-    /// | variable | values |
-    /// |---|---|
-    /// | `MILLPOND_LIMIT` | `40%`, `6GiB`, a number of bytes, `none` |
-    /// | `MILLPOND_PINNED_LIMIT` | a size, `none` |
-    /// | `MILLPOND_POLICY` | `latency`, `footprint` |
-    /// | `MILLPOND_REUSE` | `never`, `ordered`, `waits` |
-    /// | `MILLPOND_GROWTH` | `rounded`, `exact` |
-    /// | `MILLPOND_DETERMINISTIC` | `0`, `1` |
-    /// | `MILLPOND_SCRUB` | `0`, `1` |
-    /// | `MILLPOND_WAIT_MS` | milliseconds of the bounded wait |
+    /// | variable | values | effect |
+    /// |---|---|---|
+    /// | `MILLPOND_LIMIT` | a size such as 6GiB, a share such as 40%, or none | how much may be taken from the device |
+    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, or none | how much host memory may be pinned |
+    /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
+    /// | `MILLPOND_REUSE` | never, ordered or waits | whether one stream's freed memory serves another |
+    /// | `MILLPOND_GROWTH` | rounded or exact | how much is taken from the device at once |
+    /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
+    /// | `MILLPOND_SCRUB` | 0 or 1 | memory that changes hands shows nothing of its former life |
+    /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
+    ///
+    /// [`Config::VARIABLES`] is this table.
     ///
     /// # Errors
     /// [`Error::Config`] names the variable, what it holds and what it may hold.
@@ -324,7 +326,10 @@ impl Config {
             {
                 None => Ok(None),
                 Some(Ok(value)) => Ok(Some(value)),
-                Some(Err(raw)) => Err(bad(name, &raw.to_string_lossy(), "text in UTF-8")),
+                Some(Err(raw)) => {
+                    let found = raw.to_string_lossy().into_owned();
+                    Err(Error::Config { name, found, expected: "text in UTF-8" })
+                }
             }
         })
     }
@@ -339,56 +344,14 @@ impl Config {
     }
 
     fn read(get: impl Fn(&'static str) -> Result<Option<String>, Error>) -> Result<Config, Error> {
-        let mut c = Config::default();
-        let get =
-            |name: &'static str| get(name).map(|v| v.map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()));
-        if let Some(v) = get("MILLPOND_LIMIT")? {
-            c.limit = parse_limit("MILLPOND_LIMIT", &v)?;
+        let mut config = Config::default();
+        for variable in Config::VARIABLES {
+            let value = get(variable.name)?.unwrap_or_default();
+            if !value.trim().is_empty() {
+                variable.set(&mut config, value.trim())?;
+            }
         }
-        if let Some(v) = get("MILLPOND_PINNED_LIMIT")? {
-            // No share: the host's memory is not asked how much there is.
-            c.pinned_limit = match parse_limit("MILLPOND_PINNED_LIMIT", &v) {
-                Ok(Limit::None) => None,
-                Ok(Limit::Bytes(n)) => Some(n),
-                Ok(Limit::Fraction(_)) | Err(_) => {
-                    return Err(bad("MILLPOND_PINNED_LIMIT", &v, "a size such as 4GiB, or none"));
-                }
-            };
-        }
-        if let Some(v) = get("MILLPOND_POLICY")? {
-            c.policy = choose("MILLPOND_POLICY", &v, "latency or footprint", |v| match v {
-                "latency" => Some(Policy::Latency),
-                "footprint" => Some(Policy::Footprint),
-                _ => None,
-            })?;
-        }
-        if let Some(v) = get("MILLPOND_REUSE")? {
-            c.reuse = choose("MILLPOND_REUSE", &v, "never, ordered or waits", |v| match v {
-                "never" => Some(Reuse::Never),
-                "ordered" => Some(Reuse::Ordered),
-                "waits" => Some(Reuse::WithWaits),
-                _ => None,
-            })?;
-        }
-        if let Some(v) = get("MILLPOND_GROWTH")? {
-            c.growth = choose("MILLPOND_GROWTH", &v, "rounded or exact", |v| match v {
-                "rounded" => Some(Growth::default()),
-                "exact" => Some(Growth::Exact),
-                _ => None,
-            })?;
-        }
-        if let Some(v) = get("MILLPOND_DETERMINISTIC")? {
-            c.deterministic = choose("MILLPOND_DETERMINISTIC", &v, "0 or 1", switch)?;
-        }
-        if let Some(v) = get("MILLPOND_SCRUB")? {
-            c.scrub = choose("MILLPOND_SCRUB", &v, "0 or 1", switch)?;
-        }
-        if let Some(v) = get("MILLPOND_WAIT_MS")? {
-            c.wait = Some(choose("MILLPOND_WAIT_MS", &v, "a number of milliseconds", |v| {
-                v.parse().ok().map(Duration::from_millis)
-            })?);
-        }
-        Ok(c)
+        Ok(config)
     }
 
     /// Plans a growth for `len`: sizes to try, largest first.
@@ -412,25 +375,81 @@ impl Config {
     }
 }
 
-fn bad(name: &'static str, found: &str, expected: &'static str) -> Error {
-    Error::Config { name, found: found.to_owned(), expected }
+/// An option that is said as text: by the environment, by a command line, by a program in another language.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    name: &'static str,
+    values: &'static str,
+    effect: &'static str,
+    /// Of a text in small letters; whether it is a value.
+    set: fn(&mut Config, &str) -> bool,
 }
 
-fn switch(text: &str) -> Option<bool> {
-    match text {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
+impl Variable {
+    /// The environment's name for it.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+    /// What it may hold, in words. Capitals do not matter.
+    pub fn values(&self) -> &'static str {
+        self.values
+    }
+    /// What it changes, in words.
+    pub fn effect(&self) -> &'static str {
+        self.effect
+    }
+    /// Sets the option.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a text that is no value of it.
+    pub fn set(&self, config: &mut Config, text: &str) -> Result<(), Error> {
+        let set = (self.set)(config, &text.to_ascii_lowercase());
+        let bad = || Error::Config { name: self.name, found: text.to_owned(), expected: self.values };
+        if set { Ok(()) } else { Err(bad()) }
     }
 }
 
-fn choose<T>(
-    name: &'static str,
-    found: &str,
-    expected: &'static str,
-    of: impl Fn(&str) -> Option<T>,
-) -> Result<T, Error> {
-    of(&found.to_ascii_lowercase()).ok_or_else(|| bad(name, found, expected))
+macro_rules! variables {
+    ($($name:literal: $values:expr, $effect:literal, $set:expr;)*) => {
+        impl Config {
+            /// All options that can be said as text, which [`Config::from_env`] reads.
+            pub const VARIABLES: &[Variable] =
+                &[$(Variable { name: $name, values: $values, effect: $effect, set: $set },)*];
+        }
+    };
+}
+
+variables! {
+    "MILLPOND_LIMIT": A_LIMIT, "how much may be taken from the device", |c, v| put(&mut c.limit, limit(v));
+    // No share: the host's memory is not asked how much there is.
+    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, or none", "how much host memory may be pinned", |c, v| match limit(v) {
+        Some(Limit::None) => put(&mut c.pinned_limit, Some(None)),
+        Some(Limit::Bytes(n)) => put(&mut c.pinned_limit, Some(Some(n))),
+        Some(Limit::Fraction(_)) | None => false,
+    };
+    "MILLPOND_POLICY": "latency or footprint", "what a miss tries first: growing, or other pools' memory",
+        |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
+    "MILLPOND_REUSE": "never, ordered or waits", "whether one stream's freed memory serves another",
+        |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("waits", Reuse::WithWaits)]);
+    "MILLPOND_GROWTH": "rounded or exact", "how much is taken from the device at once",
+        |c, v| one_of(&mut c.growth, v, &[("rounded", Growth::default()), ("exact", Growth::Exact)]);
+    "MILLPOND_DETERMINISTIC": "0 or 1", "no reuse that depends on when the device happened to finish",
+        |c, v| one_of(&mut c.deterministic, v, SWITCH);
+    "MILLPOND_SCRUB": "0 or 1", "memory that changes hands shows nothing of its former life",
+        |c, v| one_of(&mut c.scrub, v, SWITCH);
+    "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
+        |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
+}
+
+const A_LIMIT: &str = "a size such as 6GiB, a share such as 40%, or none";
+const SWITCH: &[(&str, bool)] = &[("0", false), ("1", true)];
+
+fn put<T>(into: &mut T, value: Option<T>) -> bool {
+    value.map(|value| *into = value).is_some()
+}
+
+fn one_of<T: Copy>(into: &mut T, text: &str, values: &[(&str, T)]) -> bool {
+    put(into, values.iter().find(|(name, _)| *name == text).map(|(_, value)| *value))
 }
 
 /// `40%`, `6GiB`, a number of bytes, `none`.
@@ -438,19 +457,19 @@ impl core::str::FromStr for Limit {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Limit, Error> {
-        parse_limit("limit", text.trim())
+        let bad = || Error::Config { name: "limit", found: text.trim().to_owned(), expected: A_LIMIT };
+        limit(text.trim()).ok_or_else(bad)
     }
 }
 
-fn parse_limit(name: &'static str, text: &str) -> Result<Limit, Error> {
+fn limit(text: &str) -> Option<Limit> {
     if text.eq_ignore_ascii_case("none") {
-        return Ok(Limit::None);
+        return Some(Limit::None);
     }
-    let expected = "a size such as 6GiB, a share such as 40%, or none";
     match parse_size(text) {
-        Ok(Size::Bytes(n)) => Ok(Limit::Bytes(n)),
-        Ok(Size::Fraction(f)) if (0.0..=1.0).contains(&f) => Ok(Limit::Fraction(f)),
-        _ => Err(bad(name, text, expected)),
+        Ok(Size::Bytes(n)) => Some(Limit::Bytes(n)),
+        Ok(Size::Fraction(f)) if (0.0..=1.0).contains(&f) => Some(Limit::Fraction(f)),
+        _ => None,
     }
 }
 

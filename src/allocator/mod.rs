@@ -27,6 +27,7 @@ mod host;
 mod in_transit;
 #[cfg(loom)]
 #[doc(hidden)]
+#[path = "../../tests/threads_loom/probe.rs"]
 pub mod kernels;
 mod ladder;
 mod migrate;
@@ -50,10 +51,11 @@ mod undo;
 mod unpin;
 mod wait_all;
 mod waiting;
+pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
-pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES};
+pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES, Variable};
 pub use event::Event;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;

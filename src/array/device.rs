@@ -3,7 +3,7 @@
 use super::bytes_of;
 use super::shape::Shape;
 use super::view::{DeviceView, DeviceViewMut};
-use crate::allocator::access::{Intent, Touch, Tracked, order_behind};
+use crate::allocator::access::{Intent, Parts, Touch, Tracked, order_behind};
 use crate::allocator::{Allocation, Allocator, Stream};
 use crate::driver::{Called, Driver, QueuedBy};
 use crate::error::{Error, Mismatch, Side};
@@ -83,7 +83,7 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    pub(super) fn of(bytes: Tracked<D>, shape: Shape) -> DeviceArray<T, D> {
+    pub(crate) fn of(bytes: Tracked<D>, shape: Shape) -> DeviceArray<T, D> {
         DeviceArray { bytes, shape, elements: PhantomData }
     }
 
@@ -97,27 +97,40 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         shape: impl Into<Shape>,
     ) -> Result<DeviceArray<T, D>, (Allocation<D>, Error)> {
         let shape = shape.into();
-        let needed = match bytes_of::<T>(shape) {
-            Ok(bytes) => bytes,
-            Err(e) => return Err((allocation, e)),
-        };
-        if needed > allocation.len() {
-            let found =
-                Side { what: "the allocation", element: "u8", shape: vec![allocation.len() as usize] };
-            let asked =
-                Side { what: "the array", element: core::any::type_name::<T>(), shape: shape.to_vec() };
-            let advice = "an array's bytes must lie in its allocation: ask for fewer elements";
-            let mismatch = Mismatch { verb: "from_allocation", one: found, other: asked, advice };
-            return Err((allocation, mismatch.into()));
+        match Self::fits("from_allocation", shape, allocation.len()) {
+            Ok(()) => Ok(DeviceArray::of(Tracked::with_past(allocation), shape)),
+            Err(e) => Err((allocation, e)),
         }
-        Ok(DeviceArray::of(Tracked::with_past(allocation), shape))
+    }
+    /// Fails unless an allocation of so many bytes holds an array of this shape.
+    pub(crate) fn fits(verb: &'static str, shape: Shape, bytes: u64) -> Result<(), Error> {
+        if bytes_of::<T>(shape)? <= bytes {
+            return Ok(());
+        }
+        let advice = "an array's bytes must lie in its allocation: ask for fewer elements";
+        Err(Self::unlike(verb, shape, bytes, advice))
+    }
+    /// An array of this shape cannot be made of an allocation of so many bytes.
+    pub(crate) fn unlike(verb: &'static str, shape: Shape, bytes: u64, advice: &'static str) -> Error {
+        let one = Side { what: "the allocation", element: "u8", shape: vec![bytes as usize] };
+        let other = Side { what: "the array", element: core::any::type_name::<T>(), shape: shape.to_vec() };
+        Mismatch { verb, one, other, advice }.into()
     }
     /// The allocation. From then on the program orders later work on it; its free still waits for all uses.
     ///
     /// # Errors
-    /// The array again, if its memory is external ([`DeviceArray::from_external`]).
+    /// The array again, if its memory is external ([`DeviceArray::from_external`]), or if a watcher has to see its end: a watched
+    /// array becomes an [`AnyAllocation`](crate::erased::AnyAllocation) by [`DeviceArray::erase`].
     #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub fn into_allocation(self) -> Result<Allocation<D>, DeviceArray<T, D>> {
+        if self.bytes.is_watched() {
+            return Err(self);
+        }
+        self.into_parts().map(|(allocation, _)| allocation)
+    }
+    /// The allocation, and who watches it.
+    #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
+    pub(crate) fn into_parts(self) -> Result<Parts<D>, DeviceArray<T, D>> {
         let DeviceArray { bytes, shape, elements } = self;
         bytes.into_allocation().map_err(|bytes| DeviceArray { bytes, shape, elements })
     }

@@ -40,7 +40,7 @@ const _: () = {
 ///
 /// # Errors
 /// [`Error::Overflow`].
-fn bytes_of<T: Pod>(shape: Shape) -> Result<u64, Error> {
+pub(crate) fn bytes_of<T: Pod>(shape: Shape) -> Result<u64, Error> {
     // The driver's alignment suffices for every type.
     const { assert!(align_of::<T>() <= 512, "memory of the device is aligned to 512 bytes") };
     let bytes = shape.elements().and_then(|n| (n as u64).checked_mul(size_of::<T>() as u64));

@@ -2,50 +2,24 @@
 
 use super::{AnyStream, typed};
 use crate::allocator::Allocation;
+use crate::allocator::access::Tracked;
+use crate::allocator::watch::{Facts, Watcher, Watchers};
+use crate::array::{DeviceArray, Shape};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::units::{Addr, AllocationId, StreamId};
+use crate::units::Addr;
+use bytemuck::Pod;
 use core::any::Any;
 use core::fmt;
-use smallvec::SmallVec;
 
 /// An [`Allocation`] without its driver's type. Owned, and ordered as that: work on its own stream may use it at once,
 /// other streams' uses are recorded, and dropping it, at any time and on any thread, makes no driver call and does not
 /// wait for the device. Its bytes are reused behind every recorded use.
 pub struct AnyAllocation {
-    /// Empty only while it is dropped.
+    /// Empty only where the handle ends.
     memory: Option<Box<dyn Object>>,
-    facts: Facts,
-    /// The innermost wrapper's first.
-    watchers: SmallVec<[Box<dyn Watcher>; 2]>,
-}
-
-/// What does not change about an allocation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Facts {
-    /// The first byte; dangling, never null, if there are none.
-    pub address: Addr,
-    /// Bytes asked for.
-    pub bytes: u64,
-    /// The stream it was allocated on; `None` for no bytes.
-    pub stream: Option<StreamId>,
-    /// Which allocation it is; `None` for no bytes.
-    pub id: Option<AllocationId>,
-}
-
-/// Somebody who is told what becomes of an allocation: [`AnyAllocation::watched`].
-///
-/// It is told inside others' calls and drops: it makes no driver call, does not block and does not panic.
-pub trait Watcher: Send + Sync {
-    /// A use by work on this stream, which is not the allocation's own, was recorded.
-    fn used(&self, of: &Facts, by: StreamId) {
-        let _ = (of, by);
-    }
-    /// The memory has gone back to its pool.
-    fn freed(self: Box<Self>, of: &Facts) {
-        let _ = of;
-    }
+    /// Behind the memory: first that is freed, then those who count it are told.
+    watchers: Watchers,
 }
 
 trait Object: Any + Send + Sync {
@@ -76,28 +50,28 @@ impl AnyAllocation {
             stream: allocation.stream_id(),
             id: allocation.id(),
         };
-        AnyAllocation { memory: Some(Box::new(allocation)), facts, watchers: SmallVec::new() }
+        AnyAllocation { memory: Some(Box::new(allocation)), watchers: Watchers::new(facts) }
     }
 
     /// The same, watched by one more: what a wrapper does with memory that passes by.
     #[must_use]
     pub fn watched(mut self, by: Box<dyn Watcher>) -> AnyAllocation {
-        self.watchers.push(by);
+        self.watchers.add(by);
         self
     }
 
     /// Its address, length, stream and number.
     pub fn facts(&self) -> &Facts {
-        &self.facts
+        &self.watchers.of
     }
     /// The first byte; a multiple of 512, or of the alignment asked for.
     pub fn address(&self) -> Addr {
-        self.facts.address
+        self.watchers.of.address
     }
     /// The length in bytes, as asked for.
     #[allow(clippy::len_without_is_empty, reason = "is_empty is next to it")]
     pub fn len(&self) -> u64 {
-        self.facts.bytes
+        self.watchers.of.bytes
     }
     /// Whether no bytes were asked for.
     pub fn is_empty(&self) -> bool {
@@ -106,15 +80,6 @@ impl AnyAllocation {
 
     fn memory(&self) -> &dyn Object {
         self.memory.as_deref().expect("taken only where the handle ends")
-    }
-    fn tell_used(&self, stream: &AnyStream) {
-        // On its own stream nothing is recorded, nor of no bytes.
-        if self.facts.stream.is_none_or(|own| own == stream.id()) {
-            return;
-        }
-        for watcher in &self.watchers {
-            watcher.used(&self.facts, stream.id());
-        }
     }
 
     /// Says that work on `stream`, queued by now or before the drop, uses these bytes: [`Allocation::record_use`]. Orders
@@ -125,7 +90,7 @@ impl AnyAllocation {
     /// [`Error::OtherAllocator`] for a stream of another kind of device.
     pub fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory().record_use(stream)?;
-        self.tell_used(stream);
+        self.watchers.tell_used(stream.id());
         Ok(())
     }
 
@@ -135,7 +100,7 @@ impl AnyAllocation {
     /// As [`AnyAllocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
     pub fn share_with(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory().share_with(stream)?;
-        self.tell_used(stream);
+        self.watchers.tell_used(stream.id());
         Ok(())
     }
 
@@ -146,34 +111,71 @@ impl AnyAllocation {
         }
     }
 
-    /// The allocation with its type, for arrays and whatever else wants it.
+    /// The allocation with its type, for whatever wants that.
     ///
     /// # Errors
-    /// This handle again, if it is of another kind of device, or is watched: whoever watches has to see its end.
-    pub fn into_allocation<D: Driver>(mut self) -> Result<Allocation<D>, AnyAllocation> {
-        let is_that = self.memory.as_deref().is_some_and(|m| (m as &dyn Any).is::<Allocation<D>>());
-        match self.memory.take_if(|_| is_that && self.watchers.is_empty()) {
-            Some(memory) => {
-                (memory as Box<dyn Any>).downcast().map_or_else(|_| Err(self), |typed| Ok(*typed))
+    /// This handle again, if it is of another kind of device, or is watched: whoever watches has to see its end. An array
+    /// takes those who watch along: [`AnyAllocation::into_array`].
+    pub fn into_allocation<D: Driver>(self) -> Result<Allocation<D>, AnyAllocation> {
+        if !self.watchers.is_empty() {
+            return Err(self);
+        }
+        self.into_parts().map(|(allocation, _)| allocation)
+    }
+
+    /// An array over it, with those who watch it: they are told of each operation on another stream than the allocation's,
+    /// and of the free. Otherwise as [`DeviceArray::from_allocation`].
+    ///
+    /// # Errors
+    /// With this handle: [`Error::Mismatch`] if it is of another kind of device, or too short; [`Error::Overflow`].
+    #[allow(clippy::result_large_err, reason = "the handle itself comes back, and goes on being used")]
+    pub fn into_array<T: Pod, D: Driver>(
+        self,
+        shape: impl Into<Shape>,
+    ) -> Result<DeviceArray<T, D>, (AnyAllocation, Error)> {
+        let shape = shape.into();
+        if let Err(e) = DeviceArray::<T, D>::fits("into_array", shape, self.len()) {
+            return Err((self, e));
+        }
+        match self.into_parts() {
+            Ok((allocation, watchers)) => Ok(DeviceArray::of(Tracked::watched(allocation, watchers), shape)),
+            Err(this) => {
+                let advice = "they are of different kinds of devices: name the one that it was allocated on";
+                let unlike = DeviceArray::<T, D>::unlike("into_array", shape, this.len(), advice);
+                Err((this, unlike))
             }
-            None => Err(self),
+        }
+    }
+
+    fn into_parts<D: Driver>(mut self) -> Result<(Allocation<D>, Watchers), AnyAllocation> {
+        let is_that = self.memory.as_deref().is_some_and(|m| (m as &dyn Any).is::<Allocation<D>>());
+        match self.memory.take_if(|_| is_that).map(|memory| (memory as Box<dyn Any>).downcast()) {
+            Some(Ok(allocation)) => Ok((*allocation, self.watchers)),
+            Some(Err(_)) | None => Err(self),
         }
     }
 }
 
-impl Drop for AnyAllocation {
-    fn drop(&mut self) {
-        // First the memory, then those who count it.
-        drop(self.memory.take());
-        for watcher in self.watchers.drain(..) {
-            watcher.freed(&self.facts);
-        }
+impl<T: Pod, D: Driver> DeviceArray<T, D> {
+    /// Its allocation as a handle without the driver's type, with those who watch it. What is known of the data's uses is given up, as by
+    /// [`DeviceArray::into_allocation`].
+    ///
+    /// # Errors
+    /// The array again, if its memory is foreign ([`DeviceArray::from_external`]).
+    #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
+    pub fn erase(self) -> Result<AnyAllocation, DeviceArray<T, D>> {
+        let (allocation, watchers) = self.into_parts()?;
+        let plain = AnyAllocation::new(allocation);
+        Ok(match watchers {
+            Some(watchers) => AnyAllocation { watchers: *watchers, ..plain },
+            None => plain,
+        })
     }
 }
 
 impl fmt::Debug for AnyAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { address, bytes, stream, id } = self.facts;
+        let Facts { address, bytes, stream, id } = self.watchers.of;
         match (id, stream) {
             (Some(id), Some(stream)) => write!(f, "AnyAllocation({id} {address} + {bytes} B on {stream})"),
             _ => f.write_str("AnyAllocation(empty)"),

@@ -6,21 +6,29 @@
 //! The allocator of a part of a program is the one that the part is given: there is no current one.
 //!
 //! What the type is gone from costs one box an allocation and a comparison of types wherever a stream is named. Arrays,
-//! copies and kernels want the type: [`AnyStream::downcast_ref`] and [`AnyAllocation::into_allocation`] have it again.
+//! copies and kernels have the type: [`Arrays`] makes arrays on any such allocator, wrapped or not, for whoever has a stream with its
+//! type; [`AnyStream::downcast_ref`], [`AnyAllocation::into_array`] and [`AnyAllocation::into_allocation`] have it again.
 //!
-//! It does not know drivers, pools, element types, nor what anybody watches for.
+//! For code that is compiled once for all devices and has arrays, copies and kernels too there is
+//! [`AnyDriver`](crate::driver::AnyDriver), a driver without its device's type: an `Allocator<AnyDriver>` is an allocator as any, and its streams and
+//! arrays go through this room's wrappers as any's.
+//!
+//! It does not know drivers, pools, what arrays are used for, nor what anybody watches for.
 
 mod allocation;
 mod stream;
 
-pub use allocation::{AnyAllocation, Facts, Watcher};
+pub use crate::allocator::watch::{Facts, Watcher};
+pub use allocation::AnyAllocation;
 pub use stream::AnyStream;
 
 use crate::allocator::{Allocation, Allocator, Limit, Stream, Trim, Trimmed};
-use crate::driver::Driver;
+use crate::array::{DeviceArray, Shape, bytes_of};
+use crate::driver::{Called, Driver};
 use crate::error::Error;
 use crate::report::{Report, Usage};
 use crate::units::{DeviceId, StreamId};
+use bytemuck::Pod;
 use core::fmt;
 use std::sync::Arc;
 
@@ -101,6 +109,60 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// Bytes handed out and bytes taken from the device, in all.
     fn usage(&self) -> Usage;
 }
+
+/// Arrays on any allocator, one behind a limit, a count or a log included: what its wrappers see of an allocation they see of an array's, each
+/// operation on another stream than its own and the end among it. The stream has its type, and so has the array: copies, kernels and views are
+/// any array's. Beside what the allocator itself does, an array costs a box and a counted handle of the stream.
+///
+/// ```
+/// use millpond::{Allocator, Config, Error, erased::Arrays, kernel, units::{GIB, KIB}, wrap::Limited};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let part = Limited::new(gpu.erase(), 4 * KIB);
+/// let mut x = part.zeros::<f32, _>([16, 32], &stream)?;              // 2 KiB of the limit's 4
+/// kernel::fill(&mut x, 1.5, &stream)?;
+/// assert_eq!(x.to_vec(&stream)?[511], 1.5);
+/// assert!(matches!(part.zeros::<f32, _>(1024, &stream), Err(Error::AboveLimit { .. })));
+/// drop(x);
+/// assert_eq!(part.live(), 0);
+/// # Ok(()) }
+/// ```
+pub trait Arrays: GpuAlloc {
+    /// An array with whatever its bytes held before, valid for work on `stream` from now on: [`Allocator::uninit`].
+    ///
+    /// # Errors
+    /// [`Error::Overflow`]; those of [`GpuAlloc::alloc`].
+    #[track_caller]
+    fn uninit<T: Pod, D: Driver>(
+        &self,
+        shape: impl Into<Shape>,
+        stream: &Stream<D>,
+    ) -> Result<DeviceArray<T, D>, Error> {
+        let _called = Called::<D>::here();
+        let shape = shape.into();
+        let memory = self.alloc(bytes_of::<T>(shape)?, &stream.erase())?;
+        memory.into_array(shape).map_err(|(_, e)| e)
+    }
+
+    /// An array of zeroes: [`Arrays::uninit`] and a fill, queued on `stream`.
+    ///
+    /// # Errors
+    /// Those of [`Arrays::uninit`]; the driver's.
+    #[track_caller]
+    fn zeros<T: Pod, D: Driver>(
+        &self,
+        shape: impl Into<Shape>,
+        stream: &Stream<D>,
+    ) -> Result<DeviceArray<T, D>, Error> {
+        let mut array = self.uninit(shape, stream)?;
+        array.fill_bytes(0, stream)?;
+        Ok(array)
+    }
+}
+
+impl<A: GpuAlloc + ?Sized> Arrays for A {}
 
 impl<D: Driver> Allocator<D> {
     /// This allocator as a trait object, which is one more handle of it.

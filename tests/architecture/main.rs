@@ -45,7 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
     ("transfer", &["array", "allocator", "driver", "units", "error", "laws"]),
-    ("erased", &["allocator", "driver", "report", "units", "error"]),
+    ("erased", &["array", "allocator", "driver", "report", "units", "error"]),
     // The allocator for its limits and its recorder of events only.
     ("wrap", &["erased", "allocator", "report", "sync", "units", "error"]),
     ("interop", &["kernel", "array", "allocator", "cuda", "driver", "units", "error", "laws"]),

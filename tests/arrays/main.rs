@@ -1,6 +1,7 @@
 //! Arrays on the simulated device, and what is built of them: operations, copies, memory of others, verdicts on programs of them, and the
 //! trait objects and wrappers that carry them.
 
+mod any_driver;
 mod erased;
 mod example;
 mod external;
@@ -14,6 +15,7 @@ mod safe_calls;
 mod transfers;
 mod unwaited;
 mod verdicts;
+mod watched;
 
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;

@@ -3,33 +3,26 @@
 use crate::status::{Failure, MillpondStatus as Status};
 use hashbrown::HashMap;
 use pond::Config;
+use pond::allocator::Variable;
 
 /// Options as text, `limit=40%,policy=footprint`, over the environment's; and whether captures are expected.
 pub(super) fn config(options: &str) -> Result<(Config, bool), Failure> {
-    const NAMES: [&str; 9] = [
-        "limit",
-        "pinned_limit",
-        "policy",
-        "reuse",
-        "growth",
-        "deterministic",
-        "scrub",
-        "wait_ms",
-        "captures",
-    ];
     const CAPTURES: &str = "MILLPOND_CAPTURES";
+    let variables = || Config::VARIABLES.iter().map(Variable::name).chain([CAPTURES]);
     let mut given = HashMap::new();
     for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        let name = name.trim().to_ascii_lowercase();
-        if !NAMES.contains(&name.as_str()) || value.trim().is_empty() {
-            let known = NAMES.join(", ");
+        let name = format!("MILLPOND_{}", name.trim().to_ascii_uppercase());
+        if !variables().any(|known| known == name) || value.trim().is_empty() {
+            let known: Vec<_> =
+                variables().map(|v| v.trim_start_matches("MILLPOND_").to_ascii_lowercase()).collect();
+            let known = known.join(", ");
             let message = format!(
                 "{option:?} is no option: options are NAME=VALUE, separated by commas; the names are {known}"
             );
             return Err(Failure::new(Status::BadArgument, message));
         }
-        given.insert(format!("MILLPOND_{}", name.to_ascii_uppercase()), value.trim().to_owned());
+        given.insert(name, value.trim().to_owned());
     }
     let said = match given.get(CAPTURES) {
         Some(said) => said.clone(),
@@ -50,4 +43,27 @@ pub(super) fn config(options: &str) -> Result<(Config, bool), Failure> {
         }
     };
     Ok((Config::from_env_and(|name| given.get(name).cloned())?, captures))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is written for users of each language names every option.
+    #[test]
+    fn the_documents_have_the_names() {
+        let refused = config("no such").unwrap_err();
+        for document in [
+            include_str!("../ffi.rs"),
+            include_str!("../../millpond.h"),
+            include_str!("../../README.md"),
+            include_str!("../../python/millpond/__init__.py"),
+            include_str!("../../python/millpond/__init__.pyi"),
+        ] {
+            for variable in Config::VARIABLES {
+                let name = variable.name().trim_start_matches("MILLPOND_").to_ascii_lowercase();
+                assert!(document.contains(&name) && refused.message.contains(&name), "{name}");
+            }
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! What a checking device is told of uses and operations: by the allocation's number, or by an address in memory of others.
+//! What a checking device, and whoever watches an allocation, is told of uses and operations: by the allocation's number, or by an address in memory of others.
 //!
 //! This file does not know what has to wait for what, nor how a device judges.
 
@@ -27,8 +27,11 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
-    /// Tells a checking device that this stream uses it: up to now, or from here on.
+    /// Tells a checking device, and those who watch it, that this stream uses it: up to now, or from here on.
     pub(crate) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
+        if let Some(watchers) = &self.watchers {
+            watchers.tell_used(stream);
+        }
         let ours = |id| Note::Used { id, stream, so_far };
         self.note(driver, ours, |addr| Note::UsedAt { addr, stream, so_far });
     }

@@ -107,3 +107,15 @@ fn a_wrong_value_is_refused_by_the_name_of_its_option() {
     invalid type: integer `7`, expected a struct Config at line 1 column 1
     "#);
 }
+
+#[test]
+fn the_documentation_has_the_variables() {
+    let mut table = "    /// | variable | values | effect |\n    /// |---|---|---|\n".to_owned();
+    for Variable { name, values, effect, .. } in Config::VARIABLES {
+        table += &format!("    /// | `{name}` | {values} | {effect} |\n");
+    }
+    assert!(
+        include_str!("../config.rs").contains(&(table.clone() + "    ///\n")),
+        "in Config::from_env:\n{table}"
+    );
+}
