@@ -203,7 +203,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Makes the acts of a log.
+    /// The acts of a log.
     pub(super) fn plan(&self, log: &Log) -> Result<Plan, ReplayError> {
         self.check()?;
         let info = log.info();

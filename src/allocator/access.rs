@@ -143,7 +143,9 @@ impl<D: Driver> Tracked<D> {
 
     /// An allocation with a past: what its home stream holds by now counts as a write, recorded uses as what they are.
     pub(crate) fn with_past(allocation: Allocation<D>) -> Tracked<D> {
-        let shared = allocation.home().is_some_and(|home| home.pool.has_uses(home.chunk, home.generation));
+        let shared = allocation
+            .home()
+            .is_some_and(|home| home.pool.has_uses(home.taken.chunk(), home.taken.generation()));
         let tracked = Tracked::new(allocation);
         tracked.shared.store(shared, Ordering::Relaxed);
         tracked.written_by_now()

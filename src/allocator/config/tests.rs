@@ -110,10 +110,9 @@ fn a_wrong_value_is_refused_by_the_name_of_its_option() {
 
 #[test]
 fn the_documentation_has_the_variables() {
-    let mut table = "    /// | variable | values | effect |\n    /// |---|---|---|\n".to_owned();
-    for Variable { name, values, effect, .. } in Config::VARIABLES {
-        table += &format!("    /// | `{name}` | {values} | {effect} |\n");
-    }
+    let row = |v: &Variable| format!("    /// | `{}` | {} | {} |\n", v.name, v.values, v.effect);
+    let rows: Vec<String> = Config::VARIABLES.iter().map(row).collect();
+    let table = "    /// | variable | values | effect |\n    /// |---|---|---|\n".to_owned() + &rows.concat();
     assert!(
         include_str!("../config.rs").contains(&(table.clone() + "    ///\n")),
         "in Config::from_env:\n{table}"
