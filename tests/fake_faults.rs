@@ -446,7 +446,7 @@ fn an_old_driver_no_driver_and_no_device_are_told_apart() {
     let newer = opened(&whole, &[("MILLPOND_FAKE_VERSION", "99990")]);
     assert!(newer.starts_with("Ok(())"), "a newer one will do: {newer}");
     let none = opened(&whole, &[("MILLPOND_FAKE_DEVICES", "0")]);
-    assert_eq!(none, "NoDevice { asked: 0, found: 0 }");
+    assert_eq!(none, "NoDevice { requested: 0, found: 0 }");
     let missing = opened(Path::new("/nowhere/libcuda.so.1"), &[]);
     assert!(missing.starts_with("DriverMissing"), "{missing}");
     let garbage = folder().join("garbage.so");

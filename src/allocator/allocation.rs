@@ -35,10 +35,10 @@ use core::time::Duration;
 /// let gpu = Allocator::new(sim.clone(), Config::default())?;
 /// let (copy, work) = (gpu.stream()?, gpu.stream()?);
 /// let batch = gpu.alloc(MIB, &copy)?;
-/// sim.launch(copy.native(), Launch::new("load").writes(batch.taken.address(), batch.len()))?;
+/// sim.launch(copy.native(), Launch::new("load").writes(batch.address(), batch.len()))?;
 /// work.wait_stream(&copy)?; // `work` comes behind the load
 /// batch.record_use(&work)?; // and uses the bytes from here on
-/// sim.launch(work.native(), Launch::new("train").reads(batch.taken.address(), batch.len()))?;
+/// sim.launch(work.native(), Launch::new("train").reads(batch.address(), batch.len()))?;
 /// drop(batch); // reused behind `train`
 /// sim.verdict()?;
 /// # Ok(()) }

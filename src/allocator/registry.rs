@@ -211,8 +211,11 @@ impl<D: Driver> Registry<D> {
     }
 
     pub(crate) fn all_complete(&self, pending: &[Pending]) -> bool {
-        let seen = self.seen();
-        pending.iter().all(|&p| seen.is_complete(p))
+        // Without uses the table is not locked.
+        pending.is_empty() || {
+            let seen = self.seen();
+            pending.iter().all(|&p| seen.is_complete(p))
+        }
     }
 
     /// Fails at once if the context was lost before.

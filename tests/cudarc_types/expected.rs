@@ -179,7 +179,7 @@ fn a_pinned_array_that_cannot_be_waited_for_comes_back_from_a_copy() {
         let (gpu, home, stranger, mut x) = beside_a_stranger(&rig);
         let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
         let refused = |e: &Error| {
-            assert!(e.to_string().contains("pinned memory was lent"), "{e}");
+            assert!(e.to_string().contains("pinned memory was borrowed"), "{e}");
             assert!(matches!(e, Error::Driver(e) if e.kind == DriverErrorKind::NotSupported), "{e:?}");
         };
         stranger.memcpy_dtoh(&x, &mut host).expect("fetched");

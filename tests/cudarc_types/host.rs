@@ -258,7 +258,7 @@ fn streams_that_cannot_be_waited_for_later_borrow_nothing() {
         };
         theirs.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("captures");
         let words = said(&mut || theirs.memcpy_dtoh(&x, &mut host).expect("refused before"));
-        assert!(words.contains("cannot be lent") && words.contains("capturing"), "{words}");
+        assert!(words.contains("cannot be borrowed") && words.contains("capturing"), "{words}");
         drop(theirs.end_capture(
             cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH,
         ));
