@@ -296,7 +296,7 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady)
         let mut found = String::new();
         for when in ["at once", "late"] {
             let run = std::process::Command::new(&exe)
-                .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+                .args(["--exact", name, "--include-ignored", "--nocapture", "--test-threads", "1"])
                 .env(HERE, when)
                 .env("RUST_BACKTRACE", "0")
                 .output()
@@ -962,7 +962,7 @@ fn every_leak_of_the_doors_is_found() {
     let mut missed = Vec::new();
     for &(bug, name) in FINDERS {
         let run = std::process::Command::new(&exe)
-            .args(["--exact", name, "--nocapture", "--test-threads", "1"])
+            .args(["--exact", name, "--include-ignored", "--nocapture", "--test-threads", "1"])
             .env("MILLPOND_SOAK_ALONE", "at once")
             .env("MILLPOND_PLANT", bug.name())
             .env("RUST_BACKTRACE", "0")
