@@ -175,7 +175,7 @@ def memory(torch, millpond_torch):
         raise AssertionError("twice the device was given out")
     except torch.OutOfMemoryError as why:
         said = str(why)
-        assert "asked for" in said and "limit" in said, said
+        assert "requested" in said and "limit" in said, said
         print("    out of memory says:", said.splitlines()[0][:200])
     # Again, and with a limit: nothing is lost by a refusal.
     torch.cuda.set_per_process_memory_fraction(0.01)
