@@ -14,7 +14,7 @@
 //! 3. What follows from other counts is not counted: free granules, live allocations.
 //! 4. No branch depends on what is unpredictable. What a program frees next decides which neighbours are free, whether a chunk is
 //!    the first of its bin or of its segment, and which bin comes next; a mispredicted branch costs more than
-//!    the instructions that avoid it. So bins and segments are circular lists, where every chunk has two neighbours (`bins`, [`Segment::sentinel`]),
+//!    the instructions that avoid it. So bins and segments are circular lists, where every chunk has two neighbours (`bins`, `Segment::sentinel`),
 //!    and which neighbour absorbs a range is a number, not a branch. A pair has more instructions because of that, and takes less time.
 //!
 //! This file does not know why a range is given back, nor what a stamp means except that the later one counts.

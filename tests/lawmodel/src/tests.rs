@@ -10,7 +10,10 @@ const SEED: u64 = 12345;
 /// Whether something is found within so many million steps.
 fn finds(mutant: Mutant, millions: u64) -> bool {
     let found = search(mutant, SEED, millions * 1_000_000, &mut Stats::default(), 1).2;
-    println!("{mutant:?}: {}", found.as_ref().map_or("clean".into(), |f| format!("found at step {}", f.steps)));
+    println!(
+        "{mutant:?}: {}",
+        found.as_ref().map_or("clean".into(), |f| format!("found at step {}", f.steps))
+    );
     found.is_some()
 }
 
