@@ -237,36 +237,44 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
         };
         let (before, looks) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let mut unseen = [0; 3];
-        at_once::<bool>(
-            &[&first, &second],
-            |round| {
-                if round % ROW == 0 {
-                    before.set(untold());
-                    looks.set(0);
-                }
-                let x = function::<Alloc>("millpond_torch_alloc")(BYTES, 0, s.handle().cast());
-                assert!(!x.is_null(), "{}", last());
-                write(&cuda, &s, x, BYTES, 1);
-                x
-            },
-            |round, saw| {
-                looks.set(looks.get() + u64::from(!saw[1]));
-                if round % ROW < ROW - 1 {
-                    return;
-                }
-                let more = untold() - before.get();
-                match round / ROW % 3 {
-                    0 => assert_eq!(more, ROW as u64, "round {round}: one of two frees has nobody to tell"),
-                    1 => assert!(more <= ROW as u64, "round {round}: {more}"),
-                    _ => assert_eq!(more, looks.get(), "round {round}: {saw:?}"),
-                }
-                unseen[round / ROW % 3] += more;
-                assert_eq!(door.stat("live"), 0, "round {round}: each was freed once");
-                if round % (8 * ROW) == 8 * ROW - 1 {
-                    assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
-                }
-            },
-        );
+        // On a busy machine the second call may come first, or last, in every round of a kind: then there are more rounds.
+        for _ in 0..20 {
+            at_once::<bool>(
+                &[&first, &second],
+                |round| {
+                    if round % ROW == 0 {
+                        before.set(untold());
+                        looks.set(0);
+                    }
+                    let x = function::<Alloc>("millpond_torch_alloc")(BYTES, 0, s.handle().cast());
+                    assert!(!x.is_null(), "{}", last());
+                    write(&cuda, &s, x, BYTES, 1);
+                    x
+                },
+                |round, saw| {
+                    looks.set(looks.get() + u64::from(!saw[1]));
+                    if round % ROW < ROW - 1 {
+                        return;
+                    }
+                    let more = untold() - before.get();
+                    match round / ROW % 3 {
+                        0 => {
+                            assert_eq!(more, ROW as u64, "round {round}: one of two frees has nobody to tell")
+                        }
+                        1 => assert!(more <= ROW as u64, "round {round}: {more}"),
+                        _ => assert_eq!(more, looks.get(), "round {round}: {saw:?}"),
+                    }
+                    unseen[round / ROW % 3] += more;
+                    assert_eq!(door.stat("live"), 0, "round {round}: each was freed once");
+                    if round % (8 * ROW) == 8 * ROW - 1 {
+                        assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
+                    }
+                },
+            );
+            if unseen.iter().all(|n| *n > 0) {
+                break;
+            }
+        }
         println!("told nobody: {unseen:?} of two frees, of a use and of a look beside a free");
         assert!(unseen.iter().all(|n| *n > 0), "{unseen:?}");
         assert!(door.stat("reserved") <= 8 * MIB as u64);
