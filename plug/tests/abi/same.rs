@@ -259,7 +259,10 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
                     let more = untold() - before.get();
                     match round / ROW % 3 {
                         0 => {
-                            assert_eq!(more, ROW as u64, "round {round}: one of two frees has nobody to tell");
+                            assert_eq!(
+                                more, ROW as u64,
+                                "round {round}: one of two frees has nobody to tell"
+                            );
                         }
                         1 => assert!(more <= ROW as u64, "round {round}: {more}"),
                         _ => assert_eq!(more, looks.get(), "round {round}: {saw:?}"),
