@@ -95,17 +95,18 @@ impl Flag {
 unsafe impl parking_lot::lock_api::RawMutex for Flag {
     const INIT: Flag = Flag::FREE;
     // As parking_lot's: a lock is released by the thread that took it.
-    type GuardMarker = parking_lot::lock_api::GuardNoSend;
+    type Guard = parking_lot::lock_api::GuardNoSend;
     #[inline]
-    fn lock(&self) {
+    fn lock(&self) -> Self::Guard {
         self.take();
+        Self::Guard::new()
     }
     #[inline]
-    fn try_lock(&self) -> bool {
-        self.try_take()
+    fn try_lock(&self) -> Option<Self::Guard> {
+        self.try_take().then(Self::Guard::new)
     }
     #[inline]
-    unsafe fn unlock(&self) {
+    unsafe fn unlock(&self, _guard: Self::Guard) {
         self.release();
     }
     #[inline]
@@ -119,7 +120,7 @@ unsafe impl parking_lot::lock_api::RawMutex for Flag {
 // yield costs the rest of a time slice on a machine with other work.
 #[allow(unsafe_code, reason = "the contract that lock_api's guards rest on")]
 unsafe impl parking_lot::lock_api::RawMutexFair for Flag {
-    unsafe fn unlock_fair(&self) {
+    unsafe fn unlock_fair(&self, _guard: Self::Guard) {
         // Read before the release, which is the last access to the flag.
         let is_waited_for = self.is_waited_for();
         self.release();
