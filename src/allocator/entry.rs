@@ -6,7 +6,7 @@
 
 use super::pool::store::Store;
 use super::pool::{Pool, PoolState};
-use super::registry::{Registry, Seen, StreamTimeline};
+use super::registry::{Registry, StreamTimeline};
 use crate::driver::Driver;
 use crate::heap::{ChunkId, Given, Kind};
 use crate::laws::{self, cost, steps};
@@ -50,10 +50,12 @@ impl<D: Driver> Store<D> for Pool<D> {
         steps::freed_stamp(ordered, || self.timeline.stamp())
     }
 
-    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, closed: bool) -> impl Fn(Pending) -> bool + 'a {
+    fn over<'a>(&'a self, registry: &'a Registry<D>, closed: bool) -> impl Fn(Pending) -> bool + 'a {
+        // The clock first: the table is not locked while it is copied.
         let clock = self.timeline.clock();
+        let seen = registry.seen();
         move |p| {
-            let ordered = || order::is_ordered(self.timeline.id, &clock, seen, p);
+            let ordered = || order::is_ordered(self.timeline.id, &clock, &seen, p);
             laws::is_over(closed, || seen.is_complete(p), ordered)
         }
     }

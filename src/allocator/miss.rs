@@ -30,7 +30,7 @@ use crate::driver::Driver;
 use crate::error::{Error, OutOfMemory};
 use crate::heap::{Kind, Taken, Want};
 use crate::laws;
-use crate::order::Pending;
+use crate::order::{Completed, Pending};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use core::cell::Cell;
@@ -259,7 +259,10 @@ impl<D: Driver> Miss<'_, D> {
         }
         let in_flight = self.pending(false);
         let mut batch = [&in_flight[..], &self.stamps, &core.deferred_drops.oldest()].concat();
-        batch.retain(|&p| !core.registry.all_complete(&[p]));
+        {
+            let seen = core.registry.seen();
+            batch.retain(|&p| !seen.is_complete(p));
+        }
         let pool = self.pool;
         let told = |p: Pending| {
             pool.lock().counters.host_waits += 1;
@@ -274,7 +277,10 @@ impl<D: Driver> Miss<'_, D> {
         let done = self.wait_for(batch, enough, told, |p| covered_before(core, p))?;
         *progress |= done > 0;
         // Another thread may have waited for it and not have drained yet.
-        *progress |= in_flight.into_iter().any(|p| core.registry.all_complete(&[p]));
+        *progress |= {
+            let seen = core.registry.seen();
+            in_flight.into_iter().any(|p| seen.is_complete(p))
+        };
         *progress |= core.deferred_drops.drop_all_known();
         *progress |= self.drain_all();
         if *progress { Ok(self.again()) } else { Ok(None) }

@@ -5,7 +5,7 @@
 //! gone. The registry hangs on the driver value ([`DeviceSlot`](crate::driver::DeviceSlot)) and dies with the device's
 //! last allocator.
 //!
-//! Nothing here ends a capture of somebody else's: who can be marked how is `means`.
+//! Nothing here ends a capture of somebody else's: who can be marked how is `marking`.
 //!
 //! It does not know pools, chunks or bytes.
 
@@ -211,11 +211,8 @@ impl<D: Driver> Registry<D> {
     }
 
     pub(crate) fn all_complete(&self, pending: &[Pending]) -> bool {
-        // Without uses the table is not locked.
-        pending.is_empty() || {
-            let seen = self.seen();
-            pending.iter().all(|&p| seen.is_complete(p))
-        }
+        let seen = self.seen();
+        pending.iter().all(|&p| seen.is_complete(p))
     }
 
     /// Fails at once if the context was lost before.

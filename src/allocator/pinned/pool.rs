@@ -7,7 +7,7 @@ use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
 use crate::allocator::pool::store::Store;
-use crate::allocator::registry::{Registry, Seen, StreamTimeline};
+use crate::allocator::registry::{Registry, StreamTimeline};
 use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
@@ -150,8 +150,9 @@ impl<D: Driver> Store<D> for HostPool<D> {
         laws::pinned_is_free(registry.all_complete(pending)).then_some(Epoch::COMPLETE)
     }
 
-    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, _: bool) -> impl Fn(Pending) -> bool + 'a {
-        |p| laws::pinned_use_is_over(seen.is_complete(p))
+    fn over<'a>(&'a self, registry: &'a Registry<D>, _: bool) -> impl Fn(Pending) -> bool + 'a {
+        let seen = registry.seen();
+        move |p| laws::pinned_use_is_over(seen.is_complete(p))
     }
 
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool {

@@ -5,7 +5,7 @@
 
 use super::state::PoolState;
 use crate::allocator::registry::uses::note_pending;
-use crate::allocator::registry::{CONTEXT, Registry, Seen, StreamTimeline};
+use crate::allocator::registry::{CONTEXT, Registry, StreamTimeline};
 use crate::driver::Driver;
 use crate::heap::{ChunkId, ChunkView, Given};
 use crate::laws;
@@ -21,7 +21,7 @@ pub(crate) trait Store<D: Driver> {
     fn freed_stamp(&self, registry: &Registry<D>, pending: &[Pending], unknown: bool) -> Option<Epoch>;
 
     /// Which uses are over, of ranges in flight.
-    fn over<'a>(&'a self, seen: &'a Seen<'_, D>, closed: bool) -> impl Fn(Pending) -> bool + 'a;
+    fn over<'a>(&'a self, registry: &'a Registry<D>, closed: bool) -> impl Fn(Pending) -> bool + 'a;
 
     /// A range whose uses are over enters the free state. Returns whether it did.
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool;
@@ -39,10 +39,7 @@ pub(crate) trait Store<D: Driver> {
         if state.in_flight.is_empty() {
             return false;
         }
-        let done = {
-            let seen = registry.seen();
-            state.in_flight.drain(self.over(&seen, state.closed))
-        };
+        let done = state.in_flight.drain(self.over(registry, state.closed));
         let mut any = false;
         for entry in done {
             any |= self.enter_drained(state, entry);
@@ -62,8 +59,10 @@ pub(crate) trait Store<D: Driver> {
     ) -> bool {
         // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
         let mut pending: PendingSet = {
-            let seen = registry.seen();
+            // Only what is open is looked up in the table.
+            let mut seen = None;
             uses.at_free(self.home().map(|home| home.id), |on| {
+                let seen = seen.get_or_insert_with(|| registry.seen());
                 seen.timeline(on).map_or(Epoch::COMPLETE, |l| laws::seal(|| l.stamp(), || l.marked()))
             })
         };
