@@ -141,7 +141,7 @@ pub(crate) struct WorkloadArgs {
     /// The share of those uses in which a wait or a record is left out: the oracle must blame the program
     #[arg(long = "break", value_name = "P", default_value = "0", value_parser = parse_share)]
     pub(crate) broken: f64,
-    /// What these choices, and a random schedule, are drawn from
+    /// What these choices, and the random schedule of a replay, are drawn from
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
 }

@@ -449,25 +449,25 @@ pub fn read_ends_uses(reads: bool) -> bool {
 
 /// Whether earlier borrowed uses end with the next borrow: with an exclusive access to the whole.
 #[inline]
-pub fn ends_loans(whole: bool) -> bool {
+pub fn ends_borrows(whole: bool) -> bool {
     whole || mutant!(CudaLentEndsEarly)
 }
 
 /// Whether a refused write of the whole seals earlier borrowed uses: all of their work was queued before.
 #[inline]
-pub fn refused_ends_loans() -> bool {
+pub fn refused_ends_borrows() -> bool {
     !mutant!(CudaLentForEver)
 }
 
 /// Whether a borrow is kept as a use.
 #[inline]
-pub fn keeps_loan() -> bool {
+pub fn keeps_borrow() -> bool {
     !mutant!(CudaLentUnseen)
 }
 
 /// Whether a borrowed use is sealed when it begins.
 #[inline]
-pub fn loan_ends_at_once() -> bool {
+pub fn borrow_ends_at_once() -> bool {
     mutant!(CudaLentSealed)
 }
 

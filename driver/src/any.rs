@@ -372,7 +372,7 @@ unsafe impl Kernels for AnyDriver {
 }
 
 impl Driver for AnyDriver {
-    // It may, and asks nobody: what a judging device is told costs others a virtual call.
+    // The device may judge, and its type is not known here: a device that does not judge pays a virtual call a note.
     const JUDGES: bool = true;
     passed_on! {
         fn note(note: Note);

@@ -6,7 +6,7 @@
 //! is ended, and at the end nothing is left.
 //!
 //! Each program runs in a process of its own: allocators last as long as a process, and what crashes or hangs is found too.
-//! 40 programs a test, or what `MILLPOND_CASES` says, which `.ci/plug` has be 200. One that fails is shrunk, and shown as calls of C; the text below
+//! 40 programs a test, or what `MILLPOND_CASES` says; `.ci/plug` sets it to 200. One that fails is shrunk, and shown as calls of C; the text below
 //! them, in `MILLPOND_DOORS_PROGRAM`, has `a_program_in_the_environment` run it once more.
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name, and pinned memory")]

@@ -156,11 +156,11 @@ pub enum Done {
 /// Whichever thread calls is the host thread of an operation. What is alive when it is dropped is freed, and its streams are closed.
 ///
 /// ```
-/// use millpond::{Allocator, Config, trace::Op, units::GIB};
+/// use millpond::trace::{BlockNo, Op, StreamNo};
+/// use millpond::{Allocator, Config, units::GIB};
 /// use millpond_replay::{Done, Executor};
 /// use millpond_sim::Sim;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use millpond::trace::{BlockNo, StreamNo};
 /// let sim = Sim::new(GIB);
 /// let gpu = Allocator::new(sim.clone(), Config::default())?;
 /// let mut executor = Executor::new(&gpu, 1)?;

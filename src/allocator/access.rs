@@ -155,7 +155,7 @@ impl<D: Driver> Tracked<D> {
         let watchers = (!watchers.is_empty()).then(|| Box::new(watchers));
         Tracked { watchers, ..Tracked::with_past(allocation) }
     }
-    /// Foreign memory: what the stream that it was brought in on holds by now counts as a write.
+    /// External memory: what the stream that it was brought in on holds by now counts as a write.
     pub(crate) fn external(memory: External<D>) -> Tracked<D> {
         Tracked::of(Bytes::Theirs(Box::new(memory))).written_by_now()
     }
@@ -165,7 +165,7 @@ impl<D: Driver> Tracked<D> {
         self
     }
 
-    /// Gives up what is known of the data; what the free has to respect stays, and who watches goes with it. Foreign memory stays what it is.
+    /// Gives up what is known of the data; what the free has to respect stays, and who watches goes with it. External memory stays what it is.
     pub(crate) fn into_allocation(self) -> Result<Parts<D>, Tracked<D>> {
         match self.bytes {
             Bytes::Ours(allocation) => Ok((allocation, self.watchers)),
@@ -184,7 +184,7 @@ impl<D: Driver> Tracked<D> {
             Bytes::Theirs(memory) => memory.addr,
         }
     }
-    /// Which allocation it is; `None` for no bytes, and for others.
+    /// Which allocation it is; `None` for no bytes, and for external memory.
     pub(crate) fn id(&self) -> Option<AllocationId> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.id(),
@@ -215,7 +215,7 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
-    /// A foreign operation on `stream`, queued by now or later, may write: [`Allocation::record_use`], and later
+    /// An operation of other code on `stream`, queued by now or later, may write: [`Allocation::record_use`], and later
     /// operations of ours come after whatever that stream holds when they are queued.
     pub(crate) fn declare(&self, stream: &Stream<D>) -> Result<(), Error> {
         match &self.bytes {
@@ -320,7 +320,7 @@ impl<D: Driver> Tracked<D> {
             (Access::Write, &self.home_writing, &self.home_written),
         ];
         for (access, open, last) in halves {
-            let ends = || is_over(access) && laws::refused_ends_loans();
+            let ends = || is_over(access) && laws::refused_ends_borrows();
             if open.load(Ordering::Acquire) > 0 && ends() {
                 // Numbered first, then closed.
                 last.fetch_max(home.stamp().0, Ordering::AcqRel);
@@ -600,7 +600,7 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
     };
     for &Touch { of, intent } in touches {
         of.end_open_at_home(|access| is_over(intent, access));
-        if !of.shared.load(Ordering::Acquire) || !laws::refused_ends_loans() {
+        if !of.shared.load(Ordering::Acquire) || !laws::refused_ends_borrows() {
             continue;
         }
         let Some(holder) = of.holder() else { continue };
@@ -612,7 +612,7 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
     }
 }
 
-/// What operations with these touches on `to` have to come after. Errands are run first.
+/// What operations with these touches on `to` have to come after. Pending maintenance is run first.
 fn all_conflicts<D: Driver>(
     via: &Via<'_, D>,
     to: TimelineId,

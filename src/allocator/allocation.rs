@@ -99,7 +99,7 @@ impl<D: Driver> Allocation<D> {
     }
     /// Which allocation it is, for launches on the simulator, traces and reports.
     pub fn id(&self) -> Option<AllocationId> {
-        self.home.as_ref().map(|h| h.pool.id_of(h.taken.chunk(), h.taken.generation()))
+        self.home.as_ref().map(Home::id)
     }
 
     /// Says that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are

@@ -89,7 +89,7 @@ impl<D: Driver> External<D> {
 
 impl<D: Driver> fmt::Debug for External<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Foreign({} + {} B on {})", self.addr, self.bytes, self.home.info.id)
+        write!(f, "External({} + {} B on {})", self.addr, self.bytes, self.home.info.id)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Allocations as plain values, for foreign code that keeps a number and gives it back.
 //!
-//! The pool stays alive through a raw value as through a handle: its share is leaked until `from_raw` takes it up.
+//! The pool stays alive through a raw value as through a handle: its reference is leaked until `from_raw` takes it up.
 
 #![allow(unsafe_code, reason = "raw values leak and take up a counted reference")]
 
@@ -87,7 +87,7 @@ impl<D: Driver> Allocation<D> {
     /// Puts a handle together again.
     ///
     /// # Safety
-    /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's share twice.
+    /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's reference twice.
     #[inline]
     pub unsafe fn from_raw(raw: RawAllocation<D>) -> Allocation<D> {
         let Some((pool, taken)) = raw.of else { return Allocation::dangling() };

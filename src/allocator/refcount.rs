@@ -7,8 +7,8 @@
 //!
 //! - **K1** Strong count = references that others hold + references in handles + [`Refcounts`] in the state. A mistake that
 //!   loses one leaks a pool; none frees it early.
-//! - **K2** Shares are there only while a stream or the allocator holds the pool too, and the last of those takes them
-//!   out ([`Pool::leave`]). So a pool never keeps itself alive, and no share is put back afterwards: the free sees under
+//! - **K2** References are in the state only while a stream or the allocator holds the pool too, and the last of those takes them
+//!   out ([`Pool::leave`]). So a pool never keeps itself alive, and none is put back afterwards: the free sees under
 //!   the lock that the pool is leaving, and keeps its reference until it has done what there is to do.
 //! - **K3** A free that put its reference back touches the pool no more: releasing the lock is its last access, and the
 //!   lock touches nothing after the store that releases it.
@@ -59,7 +59,7 @@ impl PoolState {
 }
 
 impl<D: Driver> Pool<D> {
-    /// The last stream, or the allocator, goes: frees have to look after that from now on, and the shares end. The caller
+    /// The last stream, or the allocator, goes: frees have to look after that from now on, and those in the state end. The caller
     /// holds a reference, unlocks, and gives what is returned to [`Pool::release`].
     pub(crate) fn leave(state: &mut Held<'_>, why: Watch) -> Refcounts {
         state.watch.set(Watch::LEAVING);
@@ -88,7 +88,7 @@ mod tests {
         of.strong_count()
     }
 
-    /// Each reference is somewhere: with others, in handles, or among the shares.
+    /// Each reference is somewhere: with others, in handles, or in the state.
     #[test]
     fn references_are_counted_in_batches_and_none_is_lost() {
         let gpu = Allocator::new(Null::default(), Config::default()).unwrap();

@@ -76,15 +76,20 @@ impl<D: Driver> Allocator<D> {
         shape: impl Into<Shape>,
         stream: &Stream<D>,
     ) -> Result<DeviceArray<T, D>, Error> {
-        let mut array = self.uninit(shape, stream)?;
-        array.fill_bytes(0, stream)?;
-        Ok(array)
+        self.uninit(shape, stream)?.zeroed(stream)
     }
 }
 
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub(crate) fn of(bytes: Tracked<D>, shape: Shape) -> DeviceArray<T, D> {
         DeviceArray { bytes, shape, elements: PhantomData }
+    }
+
+    /// The array, with a fill of zeroes queued.
+    #[track_caller]
+    pub(crate) fn zeroed(mut self, stream: &Stream<D>) -> Result<DeviceArray<T, D>, Error> {
+        self.fill_bytes(0, stream)?;
+        Ok(self)
     }
 
     /// An array over an allocation, which has at least its bytes. What is already queued on the allocation's own stream

@@ -16,8 +16,7 @@ use core::fmt;
 /// other streams' uses are recorded, and dropping it, at any time and on any thread, makes no driver call and does not
 /// wait for the device. Its bytes are reused behind every recorded use.
 pub struct AnyAllocation {
-    /// Empty only where the handle ends.
-    memory: Option<Box<dyn Object>>,
+    memory: Box<dyn Object>,
     /// Behind the memory: first that is freed, then those who count it are told.
     watchers: Watchers,
 }
@@ -50,7 +49,7 @@ impl AnyAllocation {
             stream: allocation.stream_id(),
             id: allocation.id(),
         };
-        AnyAllocation { memory: Some(Box::new(allocation)), watchers: Watchers::new(facts) }
+        AnyAllocation { memory: Box::new(allocation), watchers: Watchers::new(facts) }
     }
 
     /// The same, watched by one more: what a wrapper does with memory that passes by.
@@ -78,10 +77,6 @@ impl AnyAllocation {
         self.len() == 0
     }
 
-    fn memory(&self) -> &dyn Object {
-        self.memory.as_deref().expect("taken only where the handle ends")
-    }
-
     /// Says that work on `stream`, queued by now or before the drop, uses these bytes: [`Allocation::record_use`]. Orders
     /// nothing now.
     ///
@@ -89,7 +84,7 @@ impl AnyAllocation {
     /// A stream of another device, a capturing stream, another thread's per-thread default stream: [`Allocation::record_use`].
     /// [`Error::OtherAllocator`] for a stream of another kind of device.
     pub fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
-        self.memory().record_use(stream)?;
+        self.memory.record_use(stream)?;
         self.watchers.tell_used(stream.id());
         Ok(())
     }
@@ -99,16 +94,14 @@ impl AnyAllocation {
     /// # Errors
     /// As [`AnyAllocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
     pub fn share_with(&self, stream: &AnyStream) -> Result<(), Error> {
-        self.memory().share_with(stream)?;
+        self.memory.share_with(stream)?;
         self.watchers.tell_used(stream.id());
         Ok(())
     }
 
     /// Frees it when nobody knows which streams used it: [`Allocation::free_unknown`].
-    pub fn free_unknown(mut self) {
-        if let Some(memory) = self.memory.take() {
-            memory.free_unknown();
-        }
+    pub fn free_unknown(self) {
+        self.memory.free_unknown();
     }
 
     /// The allocation with its type, for whatever wants that.
@@ -147,12 +140,13 @@ impl AnyAllocation {
         }
     }
 
-    fn into_parts<D: Driver>(mut self) -> Result<(Allocation<D>, Watchers), AnyAllocation> {
-        let is_that = self.memory.as_deref().is_some_and(|m| (m as &dyn Any).is::<Allocation<D>>());
-        match self.memory.take_if(|_| is_that).map(|memory| (memory as Box<dyn Any>).downcast()) {
-            Some(Ok(allocation)) => Ok((*allocation, self.watchers)),
-            Some(Err(_)) | None => Err(self),
+    fn into_parts<D: Driver>(self) -> Result<(Allocation<D>, Watchers), AnyAllocation> {
+        let AnyAllocation { memory, watchers } = self;
+        if !(&*memory as &dyn Any).is::<Allocation<D>>() {
+            return Err(AnyAllocation { memory, watchers });
         }
+        let typed = (memory as Box<dyn Any>).downcast::<Allocation<D>>();
+        Ok((*typed.unwrap_or_else(|_| unreachable!("its type was just looked at")), watchers))
     }
 }
 
@@ -161,7 +155,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// [`DeviceArray::into_allocation`].
     ///
     /// # Errors
-    /// The array again, if its memory is foreign ([`DeviceArray::from_external`]).
+    /// The array again, if its memory is external ([`DeviceArray::from_external`]).
     #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub fn erase(self) -> Result<AnyAllocation, DeviceArray<T, D>> {
         let (allocation, watchers) = self.into_parts()?;

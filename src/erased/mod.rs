@@ -11,7 +11,7 @@
 //!
 //! For code that is compiled once for all devices and has arrays, copies and kernels too there is
 //! [`AnyDriver`](crate::driver::AnyDriver), a driver without its device's type: an `Allocator<AnyDriver>` is an allocator as any, and its streams and
-//! arrays go through this room's wrappers as any's.
+//! arrays go through the wrappers of this module as any's.
 //!
 //! It does not know drivers, pools, what arrays are used for, nor what anybody watches for.
 
@@ -156,9 +156,7 @@ pub trait Arrays: GpuAlloc {
         shape: impl Into<Shape>,
         stream: &Stream<D>,
     ) -> Result<DeviceArray<T, D>, Error> {
-        let mut array = self.uninit(shape, stream)?;
-        array.fill_bytes(0, stream)?;
-        Ok(array)
+        self.uninit(shape, stream)?.zeroed(stream)
     }
 }
 

@@ -611,13 +611,13 @@ fn folders_inside_the_allocator_have_an_order() {
 
     let file = |path: &str| PathBuf::from(path);
     let (pool, registry) = (file("src/allocator/pool/state.rs"), file("src/allocator/registry.rs"));
-    let (top, means) = (file("src/allocator/mod.rs"), file("src/allocator/registry/marking.rs"));
+    let (top, marking) = (file("src/allocator/mod.rs"), file("src/allocator/registry/marking.rs"));
     let planted = across_folders([
         (&pool, &registry),
         (&registry, &pool),
-        (&registry, &means),
+        (&registry, &marking),
         (&top, &pool),
-        (&means, &top),
+        (&marking, &top),
     ]);
     assert_eq!(planted, ["src/allocator/registry.rs -> src/allocator/pool/state.rs"]);
 }

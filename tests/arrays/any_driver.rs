@@ -2,6 +2,7 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
+use super::clean;
 use millpond::driver::{AnyDriver, AnyNative, Fences};
 use millpond::erased::Arrays;
 use millpond::error::DriverErrorKind;
@@ -20,13 +21,6 @@ fn device(config: Config) -> (Sim, Gpu) {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(AnyDriver::new(sim.clone()), config).unwrap();
     (sim, gpu)
-}
-
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
 
 /// A layer of some framework, which names no device: copies there and back, a kernel, rows, on two streams.
@@ -64,7 +58,7 @@ fn arrays_copies_and_kernels_need_no_type() {
     assert_eq!(layer(&null, &s, &t).unwrap().len(), 4);
 }
 
-/// The oracle judges through it: reuse is in order, and a use that nobody recorded is found, at the line that made it.
+/// The oracle judges through it: reuse is in order, and a use that nobody recorded is found.
 #[test]
 fn the_oracle_judges_through_it() {
     let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
@@ -174,6 +168,5 @@ fn failures_are_the_devices() {
     sim.fail(Call::MemAlloc, 1, DriverErrorKind::OutOfMemory);
     assert!(gpu.alloc(64 * MIB, &s).is_ok(), "or the ladder finds another way");
     drop((x, s, gpu));
-    sim.run_until_idle();
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+    clean(&sim);
 }

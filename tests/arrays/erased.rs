@@ -3,6 +3,7 @@
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y are blocks")]
 
+use super::clean;
 use millpond::erased::{AnyAllocation, AnyStream, GpuAlloc};
 use millpond::error::DriverErrorKind;
 use millpond::units::{DeviceId, GIB, KIB, MIB, StreamId};
@@ -19,14 +20,6 @@ fn device(config: Config) -> (Sim, Allocator<Sim>, Arc<dyn GpuAlloc>) {
     let gpu = Allocator::new(sim.clone(), config).unwrap();
     let any = gpu.erase();
     (sim, gpu, any)
-}
-
-/// Nothing was violated, and the device has everything back.
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
 
 fn launch(sim: &Sim, x: &AnyAllocation, on: &AnyStream) {

@@ -4,6 +4,7 @@
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::many_single_char_names, reason = "s, t, u are streams; x, y are arrays")]
 
+use super::clean;
 use millpond::array::ExternalMemory;
 use millpond::driver::Memory;
 use millpond::error::ExternalRangeKind;
@@ -70,14 +71,7 @@ fn brought_in(library: &Library, stream: &Stream<Sim>) -> DeviceArray<u32, Sim> 
     unsafe { DeviceArray::from_external(memory, 1024, stream, guard) }.map_err(|(_, e)| e).unwrap()
 }
 
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
-}
-
-/// C5: a foreign range is an array, of whose owner the device is sure to be done when it is dropped.
+/// C5: external memory is an array, of whose owner the device is sure to be done when it is dropped.
 #[test]
 fn c05_external_memory_with_its_owner() {
     let (sim, gpu, library) = device(Config::default());
@@ -416,7 +410,7 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     assert!(matches!(error, Error::WrongDevice { .. }));
     assert!(error.to_string().contains(&format!("another context of {}", gpu.device())), "{error}");
     assert!(x.to_pinned(&t).is_err());
-    assert!(format!("{x:?}").contains("Foreign("), "{x:?}");
+    assert!(format!("{x:?}").contains("External("), "{x:?}");
     drop((x, s, gpu));
     clean(&sim);
 }

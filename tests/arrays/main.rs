@@ -19,3 +19,12 @@ mod watched;
 
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;
+
+/// When all has run: no access was wrong, and nothing is left of what was taken from the device.
+#[cfg(not(any(loom, shuttle)))]
+#[track_caller]
+fn clean(sim: &millpond_sim::Sim) {
+    sim.run_until_idle();
+    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
+    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+}

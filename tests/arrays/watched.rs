@@ -2,6 +2,7 @@
 
 #![cfg(not(any(loom, shuttle)))]
 
+use super::clean;
 use millpond::erased::{Arrays, GpuAlloc};
 use millpond::units::{GIB, KIB};
 use millpond::wrap::{Call, Counted, Limited, Logged};
@@ -18,13 +19,6 @@ fn device() -> (Sim, Allocator<Sim>) {
     let gpu =
         Allocator::new(sim.clone(), Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * KIB)));
     (sim, gpu.unwrap())
-}
-
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
 
 #[test]

@@ -80,8 +80,8 @@ pub enum Verb {
     /// A stream captures, and its last reference goes.
     EndsInCapture,
     /// A stream of somebody's who ends it in the same round, having named it at each free; or without a word.
-    MortalNamed,
-    MortalUnnamed,
+    UnmanagedNamed,
+    UnmanagedUnnamed,
     AllocAligned,
     /// The limit is set, and set back: at what is taken, now and then below.
     SetLimit,
@@ -203,7 +203,7 @@ impl Verb {
             Verb::Refused | Verb::RefusedByDriver => 40,
             // Gives all pooled events back too.
             _ if self.trims() => 120,
-            Verb::UseUntil | Verb::MortalNamed | Verb::MortalUnnamed => 5,
+            Verb::UseUntil | Verb::UnmanagedNamed | Verb::UnmanagedUnnamed => 5,
             Verb::FreeOn
             | Verb::FreeUnknown
             | Verb::Use
@@ -505,7 +505,9 @@ impl Machine {
             }
             Verb::Capture => self.capture(i),
             Verb::CaptureEnds => self.capture_ends(),
-            Verb::MortalNamed | Verb::MortalUnnamed => self.unmanaged(step, verb == Verb::MortalNamed)?,
+            Verb::UnmanagedNamed | Verb::UnmanagedUnnamed => {
+                self.unmanaged(step, verb == Verb::UnmanagedNamed)?;
+            }
             _ if verb == Verb::EndsInCapture || Verb::RARER.contains(&verb) => {
                 return self.rarer_step(step, &home, &on);
             }

@@ -79,7 +79,7 @@ impl Kind {
     fn own(self) -> &'static [Verb] {
         match self {
             Kind::Captures => &[Verb::Capture, Verb::CaptureEnds],
-            Kind::Unmanaged => &[Verb::MortalNamed, Verb::MortalUnnamed],
+            Kind::Unmanaged => &[Verb::UnmanagedNamed, Verb::UnmanagedUnnamed],
             _ => &[],
         }
     }

@@ -5,10 +5,16 @@ use hashbrown::HashMap;
 use pond::Config;
 use pond::allocator::Variable;
 
+/// Whether captures are expected, which is no option of the allocator's but of the device's.
+const CAPTURES: &str = "MILLPOND_CAPTURES";
+
+/// The variables of all options.
+fn variables() -> impl Iterator<Item = &'static str> {
+    Config::VARIABLES.iter().map(Variable::name).chain([CAPTURES])
+}
+
 /// Options as text, `limit=40%,policy=footprint`, over the environment's; and whether captures are expected.
 pub(super) fn config(options: &str) -> Result<(Config, bool), Failure> {
-    const CAPTURES: &str = "MILLPOND_CAPTURES";
-    let variables = || Config::VARIABLES.iter().map(Variable::name).chain([CAPTURES]);
     let mut given = HashMap::new();
     for option in options.split(',').map(str::trim).filter(|o| !o.is_empty()) {
         let (name, value) = option.split_once('=').unwrap_or((option, ""));
@@ -60,8 +66,8 @@ mod tests {
             include_str!("../../python/millpond/__init__.py"),
             include_str!("../../python/millpond/__init__.pyi"),
         ] {
-            for variable in Config::VARIABLES {
-                let name = variable.name().trim_start_matches("MILLPOND_").to_ascii_lowercase();
+            for name in variables() {
+                let name = name.trim_start_matches("MILLPOND_").to_ascii_lowercase();
                 assert!(document.contains(&name) && refused.message.contains(&name), "{name}");
             }
         }

@@ -125,12 +125,12 @@ pub enum Reason {
     Json(String),
     /// A line that is no event of a recorder's; the parser's words.
     Event(String),
-    /// The snapshot has no such device.
+    /// The file has no trace of this device.
     NoDevice {
         /// The device asked for.
         device: usize,
-        /// How many there are.
-        devices: usize,
+        /// Those it has traces of.
+        devices: Vec<usize>,
     },
     /// Several devices have allocations, and none was asked for.
     SeveralDevices {
@@ -218,7 +218,12 @@ impl fmt::Display for ImportError {
                 write!(f, "no event: {e}; expected an object a line, with `hook` and what belongs to it")
             }
             Reason::NoDevice { device, devices } => {
-                write!(f, "no device {device}: the file has traces of {devices}, counted from 0")
+                let all = devices.iter().copied().eq(0..devices.len());
+                write!(f, "no device {device}: the file has traces of ")?;
+                if all {
+                    return write!(f, "{}, counted from 0", devices.len());
+                }
+                write!(f, "{}", devices.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
             }
             Reason::SeveralDevices { devices } => {
                 write!(f, "several devices have allocations, choose one:")?;

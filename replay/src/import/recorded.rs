@@ -4,7 +4,7 @@
 //! `malloc` allocates and `free` frees. What the pools did about that (`alloc`, `wait`, `trim` and so on) is passed over: a replay finds its
 //! own. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
 
-use super::rmm::Lines;
+use super::rmm::{Block, Lines};
 use super::{ImportError, Names, Place, Reason};
 use hashbrown::HashMap;
 use millpond_trace::{BlockNo, Call, Log};
@@ -27,12 +27,6 @@ struct Line {
     #[serde(default)]
     stream: Option<u64>,
     number: Option<u64>,
-}
-
-struct Block {
-    number: BlockNo,
-    bytes: u64,
-    line: u64,
 }
 
 /// The recording of one device.
@@ -121,8 +115,8 @@ pub(super) fn read(
 /// The recording of a device; of the only one with allocations, if none is named.
 fn choose(mut recordings: BTreeMap<usize, Recording>, device: Option<usize>) -> Result<Recording, Reason> {
     if let Some(device) = device {
-        let devices = recordings.keys().last().map_or(0, |last| last.saturating_add(1));
-        return recordings.remove(&device).ok_or(Reason::NoDevice { device, devices });
+        let of = recordings.remove(&device);
+        return of.ok_or_else(|| Reason::NoDevice { device, devices: recordings.into_keys().collect() });
     }
     recordings.retain(|_, r| r.next > 0);
     if recordings.len() > 1 {

@@ -28,10 +28,10 @@ const SIZE: usize = 4;
 const STREAM: usize = 5;
 
 #[derive(Clone, Copy)]
-struct Block {
-    number: BlockNo,
-    bytes: u64,
-    line: u64,
+pub(super) struct Block {
+    pub(super) number: BlockNo,
+    pub(super) bytes: u64,
+    pub(super) line: u64,
 }
 
 pub(super) fn read(name: &str, input: impl BufRead, packed: bool) -> Result<Log, ImportError> {

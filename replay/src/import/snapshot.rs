@@ -79,7 +79,7 @@ fn choose(traces: &[Vec<Entry>], device: Option<usize>) -> Result<usize, Reason>
         return if device < traces.len() {
             Ok(device)
         } else {
-            Err(Reason::NoDevice { device, devices: traces.len() })
+            Err(Reason::NoDevice { device, devices: (0..traces.len()).collect() })
         };
     }
     let calls = |t: &Vec<Entry>| {

@@ -80,6 +80,8 @@ fn a_recorders_lines_are_a_log() {
     assert!(matches!(refused(&both).reason, Reason::SeveralDevices { .. }));
     let chosen = read("log", both.as_bytes(), Options { device: Some(3) }).unwrap();
     assert!(matches!(chosen, Trace::Log(l) if shape(&l) == shape(&from_events)));
+    let none = read("log", lines.as_bytes(), Options { device: Some(2) }).map(drop).unwrap_err();
+    assert!(none.to_string().ends_with("no device 2: the file has traces of 3"), "{none}");
 }
 
 /// `CuPy`'s printing hook writes the same fields and no more.

@@ -59,7 +59,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
     order_timeline_behind(&via, timeline, &[touch], QueuedBy::Library)?;
     // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
     // stream comes after all of it.
-    if laws::ends_loans(touch.intent == Intent::WriteWhole) {
+    if laws::ends_borrows(touch.intent == Intent::WriteWhole) {
         of.forget_home_reads();
         of.forget_shared();
     }
@@ -114,12 +114,12 @@ fn order_unknown<D: Driver>(
 impl<D: Driver> Holder<'_, D> {
     /// Another stream may be given operations.
     fn borrow_use(&self, on: &StreamTimeline<D>, access: Access) {
-        if !laws::keeps_loan() {
+        if !laws::keeps_borrow() {
             return;
         }
         let Via { registry, driver, .. } = self.via();
         let ended = self.with_uses(|uses| {
-            if laws::loan_ends_at_once() {
+            if laws::borrow_ends_at_once() {
                 uses.exact(on.id, access, on.stamp());
             } else if uses.borrow(on.id, access) {
                 on.open.fetch_add(1, Ordering::AcqRel);

@@ -119,7 +119,7 @@ impl<D: Driver> PinnedAllocation<D> {
         if let Some(Home { core, id, .. }) = &self.home {
             let is_over = |u: Use| {
                 let of_this = access == Access::Write || u.access == Access::Write;
-                u.kind == UseKind::Borrows && of_this && laws::refused_ends_loans()
+                u.kind == UseKind::Borrows && of_this && laws::refused_ends_borrows()
             };
             let now =
                 |u: Use| is_over(u).then(|| core.registry.timeline(u.on).map(|timeline| timeline.stamp()));

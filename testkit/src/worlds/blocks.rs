@@ -56,9 +56,9 @@ pub struct Step {
 #[derive(Clone, Copy)]
 struct Life {
     home: u16,
-    /// The other stream wrote it, or read it.
+    /// The other stream wrote it; used it at all.
     written: bool,
-    read: bool,
+    used: bool,
     home_read: bool,
 }
 
@@ -89,7 +89,7 @@ impl Shape {
     /// A recorded use of a block by the stream that is not its home, behind what it conflicts with.
     fn other(block: BlockNo, life: Life, access: Access) -> Vec<Op> {
         let mut ops = Vec::with_capacity(2);
-        if !life.written && !life.read || (access == Access::Write && life.home_read) {
+        if !life.used || (access == Access::Write && life.home_read) {
             ops.push(wait(1 - life.home, life.home));
         }
         ops.push(Op::Use { block, stream: StreamNo(1 - life.home), access, recorded: true });
@@ -190,7 +190,7 @@ impl Shape {
         let of = |b: BlockNo| b.0 as usize;
         match op {
             Op::Alloc { stream, .. } => {
-                let new = Life { home: stream.0, written: false, read: false, home_read: false };
+                let new = Life { home: stream.0, written: false, used: false, home_read: false };
                 self.blocks.push(Some(new));
             }
             Op::Free { block } | Op::FreeUnknown { block } => self.blocks[of(block)] = None,
@@ -201,7 +201,7 @@ impl Shape {
                     life.home_read |= access == Access::Read;
                 } else {
                     life.written |= access == Access::Write;
-                    life.read = true;
+                    life.used = true;
                 }
             }
             Op::SyncStream { stream } => self.pending[usize::from(stream.0)] = false,

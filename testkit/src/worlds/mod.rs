@@ -86,7 +86,7 @@ pub fn all<F: Family>(family: &F, length: usize, (part, of): (usize, usize)) -> 
     })
 }
 
-/// What [`explore`](dealt) gives of each start, by all processors: the sum.
+/// What `explore` gives of each start, by all processors: the sum.
 pub fn dealt<T: Sync>(starts: &[T], explore: impl Fn(&T) -> usize + Sync) -> usize {
     let next = AtomicUsize::new(0);
     let work = || {

@@ -36,11 +36,11 @@ impl Module {
 }
 
 /// The kernels that have a reference, and how many parameters they take.
-const TWINS: &[(&str, usize)] = &[("fill", 3), ("check", 5), ("spin", 2)];
+const REFERENCES: &[(&str, usize)] = &[("fill", 3), ("check", 5), ("spin", 2)];
 
 fn reference(name: &str) -> Option<(&'static str, usize)> {
     let plain = name.strip_prefix("millpond_").unwrap_or(name);
-    TWINS.iter().find(|t| t.0 == plain).copied()
+    REFERENCES.iter().find(|t| t.0 == plain).copied()
 }
 
 fn load(image: Text) -> Outcome<u64> {

@@ -26,7 +26,7 @@ impl Spin {
     /// A kernel that begins now. That its stream has work before it plays no part.
     pub(crate) fn begin(gate: Gate, cell: u64, limit_nanos: u64) {
         // A year is as good as for ever, and cannot overflow the clock.
-        let limit = Duration::from_nanos(limit_nanos).min(Duration::from_secs(365 * 24 * 3600));
+        let limit = Duration::from_nanos(limit_nanos).min(Duration::from_hours(365 * 24));
         let mut state = state();
         tell(&state, cell, 1);
         state.spins.push(Spin { gate, cell, until: Instant::now() + limit });
