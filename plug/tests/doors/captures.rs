@@ -225,7 +225,10 @@ impl World {
             return;
         }
         let dies = forked.filter(|_| b.is_multiple_of(2)).unwrap_or(origin);
-        let of_it = |m: &Option<Made>| m.is_some_and(|m| m.named.who == dies.who && !m.permanent && !m.kept);
+        let ends = |m: Made| m.named.who == dies.who && !m.permanent && !m.kept;
+        let of_it = |m: &Option<Made>| {
+            m.is_some_and(|m| ends(m) && !self.is_taken_for_another(device, m.named.handle))
+        };
         // A thread's own ends with the thread.
         let Some(slot) = self.streams.iter().position(of_it).filter(|_| !driver::is_broken()) else { return };
         driver::bind(self.contexts[device]);

@@ -16,13 +16,26 @@ fn held(stats: &Stats) -> u64 {
 }
 
 impl World {
-    /// Destroys a stream, unannounced, whatever is on it.
+    /// Whether an allocator takes a stream for one that was to last and was destroyed, since it has its handle.
+    pub(super) fn is_taken_for_another(&self, device: usize, handle: usize) -> bool {
+        self.doors.iter().any(|d| d.device == device && d.broken.contains(&handle))
+    }
+
+    /// Destroys a stream, unannounced, whatever is on it; but one that is taken for a stream that was to last must have done everything, as that one had.
     pub(super) fn close(&mut self, slot: usize) {
         let shared = self.shared;
-        let ends =
-            |m: &mut Made| !m.permanent && !m.kept && shared != Some(m.named.who) && !driver::is_broken();
-        if let Some(made) = self.streams[slot].take_if(ends) {
-            driver::bind(self.contexts[usize::from(slot == 3)]);
+        let device = usize::from(slot == 3);
+        let ends = |m: &Made| !m.permanent && !m.kept && shared != Some(m.named.who) && !driver::is_broken();
+        let Some(made) = self.streams[slot].filter(ends) else { return };
+        let first = self.is_taken_for_another(device, made.named.handle);
+        // A program may wait for no stream beside a capture.
+        if !first || self.captures.is_empty() {
+            self.streams[slot] = None;
+            driver::bind(self.contexts[device]);
+            if first {
+                say!(self, "cuStreamSynchronize({}); // it is taken for one that was to last", made.named);
+                driver::synchronize_stream(made.named.raw());
+            }
             say!(self, "cuStreamDestroy({});", made.named);
             driver::destroy_stream(made.named.raw());
         }

@@ -59,4 +59,14 @@ pub(crate) const SHRUNK: &[(&str, &str)] = &[
         Breaks 0 64 16 0 0
         Destroy 0 58 0 12 0",
     ),
+    (
+        "the model destroyed a stream, with work on it, whose handle an allocator takes for that of one which was to last",
+        "schedule 0 rounds 0
+        Permanent 0 0 0 0 0
+        BreaksItsWord 0 0 67 0 0
+        Alloc 0 0 0 8 0
+        Close 0 0 0 0 0
+        Free 0 0 0 0 0
+        Alloc 0 0 0 8 0",
+    ),
 ];
