@@ -244,7 +244,8 @@ fn markers_are_twice_those_that_are_pending() {
 }
 
 macro_rules! programs {
-    ($($name:ident: $program:expr;)*) => {$(
+    ($($(#[$long:meta])? $name:ident: $program:expr;)*) => {$(
+        $(#[$long])?
         #[test]
         fn $name() {
             soak(stringify!($name), $program);
@@ -275,13 +276,18 @@ programs! {
     the_chain_of_gpu_rows: chain;
     the_readmes_program: readme;
     random_0: |b| random(b, 0);
+    #[ignore = "takes long: run by .ci/soak"]
     random_1: |b| random(b, 1);
+    #[ignore = "takes long: run by .ci/soak"]
     random_2: |b| random(b, 2);
+    #[ignore = "takes long: run by .ci/soak"]
     random_3: |b| random(b, 3);
     random_all_0: |b| random_all(b, 0);
+    #[ignore = "takes long: run by .ci/soak"]
     random_all_1: |b| random_all(b, 1);
     random_readers_0: |b| readers(b, 0);
     random_captures_0: |b| captures(b, 0);
+    #[ignore = "takes long: run by .ci/soak"]
     random_captures_1: |b| captures(b, 1);
 }
 

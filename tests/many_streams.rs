@@ -2,7 +2,7 @@
 //!
 //! Nothing is timed. Counted are the ranked locks that the library takes, one for each pool, timeline or index that it looks at
 //! (`sync::locks_taken`, in debug builds), the blocks and bytes of host memory that it makes, and the driver's calls. Steady programs
-//! (`benches/streams/steady.rs`) run beside 1,000 and 4,000 streams (a quarter of `MILLPOND_STREAMS` and all of them), as many rounds as there are streams, so that what is
+//! (`benches/streams/steady.rs`) run beside 500 and 2,000 streams (a quarter of `MILLPOND_STREAMS` and all of them), as many rounds as there are streams, so that what is
 //! done once for all streams counts once and no more. Bytes are compared from 20,000 on, as `.ci/soak` has it; instructions, which see everything, are
 //! counted beside 20,000 by `benches/streams.rs`.
 //!
@@ -159,7 +159,7 @@ const SETTLED: usize = 20_000;
 /// How many streams there are: a quarter, and all.
 fn sizes() -> [usize; 2] {
     let said = std::env::var("MILLPOND_STREAMS").ok();
-    let all: usize = said.map_or(4000, |n| n.parse().expect("MILLPOND_STREAMS is a number"));
+    let all: usize = said.map_or(2000, |n| n.parse().expect("MILLPOND_STREAMS is a number"));
     [all / 4, all]
 }
 

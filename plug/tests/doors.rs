@@ -6,7 +6,7 @@
 //! is ended, and at the end nothing is left.
 //!
 //! Each program runs in a process of its own: allocators last as long as a process, and what crashes or hangs is found too.
-//! 40 programs a test, or what `MILLPOND_CASES` says; `.ci/plug` sets it to 200. One that fails is shrunk, and shown as calls of C; the text below
+//! 10 programs a test, or what `MILLPOND_CASES` says; `.ci/plug` sets it to 200. One that fails is shrunk, and shown as calls of C; the text below
 //! them, in `MILLPOND_DOORS_PROGRAM`, has `a_program_in_the_environment` run it once more.
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name, and pinned memory")]
@@ -47,7 +47,7 @@ fn inside<R>(call: impl FnOnce() -> R) -> R {
 }
 
 fn cases() -> u32 {
-    std::env::var("MILLPOND_CASES").map_or(40, |n| n.parse().expect("MILLPOND_CASES is a number"))
+    std::env::var("MILLPOND_CASES").map_or(10, |n| n.parse().expect("MILLPOND_CASES is a number"))
 }
 
 /// How often a program that fails is made smaller at most: 1500 times, or what `MILLPOND_SHRINKS` says.
@@ -309,6 +309,7 @@ const EACH_ENTRY: &str = "
 
 /// Each driver call of each entry fails, one a run, and then nothing has changed: of a fixed program, where random ones leave it to
 /// chance which calls are struck.
+#[ignore = "takes long: run by .ci/plug"]
 #[test]
 fn each_driver_call_of_each_entry_fails_in_turn() {
     if remote::fake_or_skip(1 << 30, 1, When::Earliest).is_none() {

@@ -441,8 +441,8 @@ fn the_pair_for_pytorch_beside_captures_of_another_device() {
 }
 
 macro_rules! random {
-    ($($(#[$long:meta])? $name:ident: $seed:literal, $beyond:ident;)*) => {$(
-        $(#[$long])?
+    ($($name:ident: $seed:literal, $beyond:ident;)*) => {$(
+        #[ignore = "takes long: run by .ci/soak"]
         #[test]
         fn $name() {
             let options = match Beyond::$beyond {
@@ -456,39 +456,26 @@ macro_rules! random {
 }
 random! {
     random_0: 0, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_1: 1, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_2: 2, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_3: 3, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_4: 4, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_5: 5, Nothing;
-    #[ignore = "takes long: run by .ci/soak"]
     random_6: 6, Nothing;
     random_captures_1: 1, Captures;
-    #[ignore = "takes long: run by .ci/soak"]
     random_captures_3: 3, Captures;
     random_threads_that_end_0: 0, ThreadEnds;
     random_turns_0: 0, Turns;
     random_untold_0: 0, Untold;
-    #[ignore = "takes long: run by .ci/soak"]
     random_untold_7: 7, Untold;
     random_trims_0: 0, Tidies;
-    #[ignore = "takes long: run by .ci/soak"]
     random_trims_1: 1, Tidies;
     random_allocators_0: 0, Allocators;
-    #[ignore = "takes long: run by .ci/soak"]
     random_allocators_1: 1, Allocators;
-    #[ignore = "takes long: run by .ci/soak"]
     random_allocators_2: 2, Allocators;
     random_captures_and_threads_that_end_3: 3, CapturesAndThreadEnds;
-    #[ignore = "takes long: run by .ci/soak"]
     random_captures_and_threads_that_end_6: 6, CapturesAndThreadEnds;
     random_captures_and_allocators_0: 0, CapturesAndAllocators;
-    #[ignore = "takes long: run by .ci/soak"]
     random_captures_and_allocators_1: 1, CapturesAndAllocators;
 }
 

@@ -13,6 +13,7 @@ use super::stream::SimStream;
 use super::world::{World, bad_handle};
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, StreamKind};
+use std::borrow::Cow;
 
 /// What a finished capture recorded. There is nothing to launch: the simulator models what capturing forbids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,14 +25,14 @@ pub struct Captured {
     pub streams: usize,
 }
 
-fn refused(call: Call, code: u32, message: &'static str) -> DriverError {
+fn refused(call: Call, code: u32, message: impl Into<Cow<'static, str>>) -> DriverError {
     DriverError::new(call.name(), code, DriverErrorKind::Capturing, message)
 }
 
 impl World {
-    pub(super) fn invalidate_capture(&mut self, key: u32) {
+    pub(super) fn invalidate_capture(&mut self, key: u32, by: Call) {
         if let Some(c) = self.captures.iter_mut().find(|c| c.key == key) {
-            c.invalid = true;
+            c.destroyed_by.get_or_insert(by);
         }
     }
 
@@ -82,7 +83,7 @@ impl World {
             streams: vec![key],
             left: 0,
             operations: 0,
-            invalid: false,
+            destroyed_by: None,
         });
         self.record_into(capture, key);
         Ok(())
@@ -116,7 +117,7 @@ impl World {
     pub(super) fn forbid_while_capturing(&mut self, device: usize, call: Call) -> DriverResult<()> {
         let mut any = false;
         for c in self.captures.iter_mut().filter(|c| c.device == device) {
-            c.invalid = true;
+            c.destroyed_by.get_or_insert(call);
             any = true;
         }
         if any {
@@ -132,7 +133,7 @@ impl World {
     /// A call that this stream's capture does not survive.
     pub(super) fn forbid_on_captured(&mut self, key: StreamKey, call: Call) -> DriverResult<()> {
         let Some(capture) = self.stream(key).capture else { return Ok(()) };
-        self.invalidate_capture(capture);
+        self.invalidate_capture(capture, call);
         Err(refused(
             call,
             900,
@@ -152,15 +153,17 @@ impl World {
                 .iter_mut()
                 .find(|c| c.key == capture)
                 .expect("a capturing stream's capture lives");
-            if c.invalid {
-                return Err(refused(call, 901, "the stream's capture was destroyed: end it and begin again"));
+            if let Some(by) = c.destroyed_by {
+                let by = by.name();
+                let message = format!("{by} has destroyed the stream's capture: end it and begin again");
+                return Err(refused(call, 901, message));
             }
             // A record is not a node of the graph: it sets the event to the stream's place in it.
             c.operations += u64::from(call != Call::EventRecord);
             return Ok(true);
         }
         if let Some(capture) = self.captured_by_blocking(key) {
-            self.invalidate_capture(capture);
+            self.invalidate_capture(capture, call);
             return Err(refused(
                 call,
                 906,
@@ -174,7 +177,7 @@ impl World {
     /// driver's (docs/ordering.md, O9).
     pub(super) fn asked_of_captured(&mut self, from: u32, call: Call) -> DriverError {
         let goes_on = self.captures.iter().any(|c| c.key == from);
-        self.invalidate_capture(from);
+        self.invalidate_capture(from, call);
         let code = if goes_on { 907 } else { 1 };
         refused(call, code, "the event was last recorded in a capture: record it again")
     }
@@ -189,7 +192,7 @@ impl World {
         match (self.stream(key).capture, from) {
             (None, None) => self.recorded(key, call),
             (Some(mine), None) => {
-                self.invalidate_capture(mine);
+                self.invalidate_capture(mine, call);
                 Err(refused(
                     call,
                     905,
@@ -199,7 +202,7 @@ impl World {
             (mine, Some(from)) => {
                 let Some(index) = self.captures.iter().position(|c| c.key == from) else {
                     if let Some(mine) = mine {
-                        self.invalidate_capture(mine);
+                        self.invalidate_capture(mine, call);
                     }
                     return Err(self.asked_of_captured(from, call));
                 };
@@ -207,7 +210,7 @@ impl World {
                     self.captures[index].streams.push(key);
                     self.record_into(from, key);
                 } else if mine != Some(from) {
-                    self.captures[index].invalid = true;
+                    self.captures[index].destroyed_by.get_or_insert(call);
                     return Err(refused(
                         call,
                         905,
@@ -299,8 +302,8 @@ impl World {
             refused(call, 900, "no capture began on this stream: end it on the stream it began on")
         })?;
         let capture = self.remove_capture(index);
-        if capture.invalid {
-            return Err(refused(call, 901, "the capture was destroyed by a call that it does not survive"));
+        if let Some(by) = capture.destroyed_by {
+            return Err(refused(call, 901, format!("{} has destroyed the capture", by.name())));
         }
         Ok(Captured { operations: capture.operations, streams: capture.streams.len() + capture.left })
     }

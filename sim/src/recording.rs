@@ -2,6 +2,7 @@
 //!
 //! It does not know which calls a capture does not survive.
 
+use super::call::Call;
 use super::oracle::StreamKey;
 use std::cell::Cell;
 
@@ -15,7 +16,8 @@ pub(super) struct Capture {
     /// Streams that were destroyed in it.
     pub(super) left: usize,
     pub(super) operations: u64,
-    pub(super) invalid: bool,
+    /// The first call that it did not survive.
+    pub(super) destroyed_by: Option<Call>,
 }
 
 millpond_driver::sync::per_thread! {

@@ -41,7 +41,7 @@ macro_rules! programs {
             fn at_once() {
                 soak(stringify!($name), Pace::AtOnce, $config, super::$name);
             }
-            $(#[$long])?
+            #[ignore = "takes long: run by .ci/soak"]
             #[test]
             fn behind() {
                 soak(stringify!($name), Pace::Behind, $config, super::$name);
@@ -51,7 +51,7 @@ macro_rules! programs {
             fn late() {
                 soak(stringify!($name), Pace::Late, $config, super::$name);
             }
-            $(#[$long])?
+            #[ignore = "takes long: run by .ci/soak"]
             #[test]
             fn by_a_coin() {
                 soak(stringify!($name), Pace::Coin(7), $config, super::$name);

@@ -433,14 +433,17 @@ fn a_round_that_trims_creates_its_events_anew() {
 fn seeds_0_4_8() {
     seeds(0);
 }
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn seeds_1_5_9() {
     seeds(1);
 }
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn seeds_2_6_10() {
     seeds(2);
 }
+#[ignore = "takes long: run by .ci/soak"]
 #[test]
 fn seeds_3_7_11() {
     seeds(3);
