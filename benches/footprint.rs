@@ -6,7 +6,7 @@
 //! footprint [--traces DIR] [--only PART,...] [--streams own,1,2,4,8] [--ahead 0,200,1000] [--policy latency,footprint] [--check]
 //! ```
 //!
-//! Each trace is replayed on its own streams (prefetch_multistream has four, the others have one), and dealt over 1 to 8, whatever its own are, in runs of 1 to
+//! Each trace is replayed on its own streams (`prefetch_multistream` has four, the others have one), and dealt over 1 to 8, whatever its own are, in runs of 1 to
 //! 24 allocations, as `benches/peers/taken.py` deals it to peers; each block is written at its allocation and read before its free. The host runs 0, 200 or 1000 operations ahead of the device, so that what was freed last is not
 //! complete. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
 //! counted. So all figures but the seconds are the same on every machine.
