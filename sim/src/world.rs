@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
 use millpond_driver::sync::{Arc, Ordering, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
-use millpond_driver::{Caller, DriverResult, StreamKind};
+use millpond_driver::{Caller, DriverResult, MappingFacts, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
 use std::cell::RefCell;
 
@@ -141,6 +141,8 @@ pub(super) struct World {
     pub(super) gaps: bool,
     /// Whether a free of plain memory waits for the device.
     pub(super) waiting_frees: bool,
+    /// What the devices' virtual memory is like, if they have any.
+    pub(super) mapping: Option<MappingFacts>,
     pub(super) pinned_capacity: u64,
 }
 
@@ -148,6 +150,10 @@ pub(super) struct World {
 /// allocations, the upper for reservations.
 const DEVICE_SHIFT: u32 = 48;
 const HALF: u64 = 1 << 47;
+
+/// The unit of sizes and addresses in virtual memory.
+pub(super) const GRANULARITY: u64 = 2 << 20;
+pub(super) const MAPPING: MappingFacts = MappingFacts::new(GRANULARITY);
 /// Plain allocations begin here in the lower half, so that no device address is a round number of terabytes.
 const PLAIN_START: u64 = 2 << 20;
 
@@ -194,6 +200,7 @@ impl World {
             panic: KeptPanic::default(),
             gaps: false,
             waiting_frees: true,
+            mapping: Some(MAPPING),
             pinned_capacity: u64::MAX,
         };
         for d in 0..devices {
