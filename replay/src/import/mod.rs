@@ -161,6 +161,30 @@ fn program(name: &str, bytes: &[u8]) -> Result<Program, ImportError> {
     Ok(program)
 }
 
+/// What a file has of one device.
+struct Recorded {
+    device: usize,
+    calls: usize,
+    /// Whether any of the calls allocates.
+    allocates: bool,
+}
+
+/// The device to import: the one that `options` name, or the only one with allocations.
+fn choose(recorded: &[Recorded], device: Option<usize>) -> Result<usize, Reason> {
+    if let Some(device) = device {
+        let is_there = recorded.iter().any(|of| of.device == device);
+        let devices = || recorded.iter().map(|of| of.device).collect();
+        return if is_there { Ok(device) } else { Err(Reason::NoDevice { device, devices: devices() }) };
+    }
+    let devices: Vec<(usize, usize)> =
+        recorded.iter().filter(|of| of.allocates).map(|of| (of.device, of.calls)).collect();
+    match devices[..] {
+        [] => Err(Reason::NoAllocations),
+        [(device, _)] => Ok(device),
+        _ => Err(Reason::SeveralDevices { devices }),
+    }
+}
+
 /// Small numbers for a recorder's own values, in the order of their first appearance.
 struct Numbers {
     of: HashMap<u64, u16>,

@@ -5,7 +5,7 @@
 //! own. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
 
 use super::rmm::{Block, Lines};
-use super::{ImportError, Names, Place, Reason};
+use super::{ImportError, Names, Place, Reason, Recorded, choose};
 use hashbrown::HashMap;
 use millpond_trace::{BlockNo, Call, Log};
 use serde::Deserialize;
@@ -85,13 +85,7 @@ pub(super) fn read(
         let (at, line) = match lines.next() {
             Ok(Some(next)) => next,
             Ok(None) => break,
-            Err((_, reason @ (Reason::Read(_) | Reason::Compressed(_)))) => {
-                return Err(error(Place::Whole, reason));
-            }
-            Err((column, reason)) => {
-                let place = Place::Line { line: lines.line(), column: column as u64 + 1 };
-                return Err(error(place, reason));
-            }
+            Err((column, reason)) => return Err(error(lines.place(column, &reason), reason)),
         };
         if line.is_empty() {
             continue;
@@ -107,21 +101,14 @@ pub(super) fn read(
         let of = recordings.entry(event.device_id).or_insert_with(|| Recording::new(name));
         of.line(&event, at).map_err(|reason| error(Place::Line { line: at, column: 1 }, reason))?;
     }
-    let mut chosen = choose(recordings, device).map_err(|reason| error(Place::Whole, reason))?;
+    let of_each = |(&device, r): (&usize, &Recording)| Recorded {
+        device,
+        calls: r.log.calls.len(),
+        allocates: r.next > 0,
+    };
+    let recorded: Vec<Recorded> = recordings.iter().map(of_each).collect();
+    let device = choose(&recorded, device).map_err(|reason| error(Place::Whole, reason))?;
+    let mut chosen = recordings.remove(&device).expect("a device that was recorded");
     chosen.names.finish(&mut chosen.log);
     Ok(chosen.log)
-}
-
-/// The recording of a device; of the only one with allocations, if none is named.
-fn choose(mut recordings: BTreeMap<usize, Recording>, device: Option<usize>) -> Result<Recording, Reason> {
-    if let Some(device) = device {
-        let of = recordings.remove(&device);
-        return of.ok_or_else(|| Reason::NoDevice { device, devices: recordings.into_keys().collect() });
-    }
-    recordings.retain(|_, r| r.next > 0);
-    if recordings.len() > 1 {
-        let devices = recordings.iter().map(|(device, r)| (*device, r.log.calls.len())).collect();
-        return Err(Reason::SeveralDevices { devices });
-    }
-    recordings.pop_first().map(|(_, r)| r).ok_or(Reason::NoAllocations)
 }
