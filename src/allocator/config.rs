@@ -295,13 +295,13 @@ impl Config {
     ///
     /// | variable | values | effect |
     /// |---|---|---|
-    /// | `MILLPOND_LIMIT` | a size such as 6GiB, a share such as 40%, or none | how much may be taken from the device |
-    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, or none | how much host memory may be pinned |
+    /// | `MILLPOND_LIMIT` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be reserved on the device |
+    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, or none | how much host memory may be pinned |
     /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
     /// | `MILLPOND_REUSE` | never, ordered or waits | whether one stream's freed memory serves another |
-    /// | `MILLPOND_GROWTH` | rounded or exact | how much is taken from the device at once |
+    /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
-    /// | `MILLPOND_SCRUB` | 0 or 1 | memory that changes hands shows nothing of its former life |
+    /// | `MILLPOND_SCRUB` | 0 or 1 | reused memory shows nothing of its earlier contents |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -420,9 +420,9 @@ macro_rules! variables {
 }
 
 variables! {
-    "MILLPOND_LIMIT": A_LIMIT, "how much may be taken from the device", |c, v| put(&mut c.limit, limit(v));
+    "MILLPOND_LIMIT": A_LIMIT, "how much may be reserved on the device", |c, v| put(&mut c.limit, limit(v));
     // No fraction: the size of the host's memory is not known.
-    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, or none", "how much host memory may be pinned", |c, v| match limit(v) {
+    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, a number of bytes, or none", "how much host memory may be pinned", |c, v| match limit(v) {
         Some(Limit::None) => put(&mut c.pinned_limit, Some(None)),
         Some(Limit::Bytes(n)) => put(&mut c.pinned_limit, Some(Some(n))),
         Some(Limit::Fraction(_)) | None => false,
@@ -431,17 +431,17 @@ variables! {
         |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
     "MILLPOND_REUSE": "never, ordered or waits", "whether one stream's freed memory serves another",
         |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("waits", Reuse::WithWaits)]);
-    "MILLPOND_GROWTH": "rounded or exact", "how much is taken from the device at once",
+    "MILLPOND_GROWTH": "rounded or exact", "how much is acquired from the device at once",
         |c, v| one_of(&mut c.growth, v, &[("rounded", Growth::default()), ("exact", Growth::Exact)]);
     "MILLPOND_DETERMINISTIC": "0 or 1", "no reuse that depends on when the device happened to finish",
         |c, v| one_of(&mut c.deterministic, v, SWITCH);
-    "MILLPOND_SCRUB": "0 or 1", "memory that changes hands shows nothing of its former life",
+    "MILLPOND_SCRUB": "0 or 1", "reused memory shows nothing of its earlier contents",
         |c, v| one_of(&mut c.scrub, v, SWITCH);
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
 
-const A_LIMIT: &str = "a size such as 6GiB, a share such as 40%, or none";
+const A_LIMIT: &str = "a size such as 6GiB, a number of bytes, a fraction such as 40%, or none";
 const SWITCH: &[(&str, bool)] = &[("0", false), ("1", true)];
 
 fn put<T>(into: &mut T, value: Option<T>) -> bool {

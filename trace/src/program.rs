@@ -45,7 +45,7 @@ use hashbrown::{HashMap, HashSet};
 /// | `query e0` | the host asks whether an event is complete |
 /// | `open s2`, `close s2` | a stream comes and goes |
 /// | `trim s0`, `trim all` | idle memory goes back to the device |
-/// | `limit 1GiB`, `limit none` | how much may be taken from the device |
+/// | `limit 1GiB`, `limit none` | how much may be reserved on the device |
 /// | `advance s0 5`, `tick` | a simulated device runs so many pieces of a stream's work; its held-back work comes a step nearer |
 /// | `not-ready 1`, `not-ready 0` | a simulated device answers the next question about an event with "not yet"; it answers truly again |
 ///
