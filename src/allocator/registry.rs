@@ -19,7 +19,7 @@ pub(crate) mod uses;
 
 use super::events::{EventPool, SharedEvent};
 use super::timeline::new_timeline;
-pub(crate) use super::timeline::{CONTEXT, StreamTimeline};
+pub(crate) use super::timeline::{CONTEXT, NO_TIMELINE, StreamTimeline};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};

@@ -24,6 +24,8 @@ use crate::units::Epoch;
 
 /// The timeline of context-wide markers: what `free_unknown` waits for.
 pub(crate) const CONTEXT: TimelineId = TimelineId(0);
+/// No timeline has this number: accesses by the CPU, and by streams that have no timeline.
+pub(crate) const NO_TIMELINE: TimelineId = TimelineId(u32::MAX);
 
 /// One stream's timeline, on cache lines of its own: every free reads its numbers.
 #[repr(align(128))]

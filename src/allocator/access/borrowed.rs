@@ -10,21 +10,18 @@
 
 use super::super::registry::entered::Entered;
 use super::super::registry::uses::release_uses;
-use super::super::registry::{CONTEXT, Registry, StreamTimeline};
+use super::super::registry::{CONTEXT, NO_TIMELINE, Registry, StreamTimeline};
 use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_timeline_behind};
 use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::laws;
-use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
+use crate::order::{Access, Completed, Pending, PendingSet, Streams, Uses};
 use crate::sync::Ordering;
 use core::time::Duration;
 
 /// An array borrowed on more streams than this at once counts as borrowed by the whole context: otherwise an array that is only ever read would
 /// keep a use, a timeline and a stream for each stream that existed for a while.
 const MANY: usize = 64;
-
-/// No timeline has this number.
-const NOBODY: TimelineId = TimelineId(u32::MAX);
 
 /// A stream that another library names.
 pub(crate) enum Named<'a, D: Driver> {
@@ -46,7 +43,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
     let entered = match stream {
         Named::Held(entered) => entered,
         Named::Unknown(native) => {
-            let pending = all_conflicts(&via, NOBODY, &[touch])?;
+            let pending = all_conflicts(&via, NO_TIMELINE, &[touch])?;
             if let Err(e) = order_unknown(via.registry, via.driver, native, &pending) {
                 end_what_is_over(&[touch]);
                 return Err(e.into());

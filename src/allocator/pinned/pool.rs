@@ -7,17 +7,14 @@ use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
 use crate::allocator::pool::store::Store;
-use crate::allocator::registry::{Registry, StreamTimeline};
+use crate::allocator::registry::{NO_TIMELINE, Registry, StreamTimeline};
 use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
-use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
+use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, Uses};
 use crate::report::PoolReport;
 use crate::sync::{Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
-
-/// The CPU's timeline, which is none.
-const NOBODY: TimelineId = TimelineId(u32::MAX);
 
 /// The segments of each kind of pinned memory, by the two kinds that a heap keeps apart.
 pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
@@ -137,7 +134,7 @@ impl<D: Driver> HostPool<D> {
     /// What must be complete before an access by the CPU.
     pub(crate) fn conflicts(&self, registry: &Registry<D>, id: AllocationId, access: Access) -> PendingSet {
         let which = (ChunkId::from_index(id.chunk), id.generation);
-        self.lock().pool.conflicts(registry, which, (NOBODY, access))
+        self.lock().pool.conflicts(registry, which, (NO_TIMELINE, access))
     }
 }
 
