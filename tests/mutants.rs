@@ -23,7 +23,7 @@ mod stress;
 use millpond::mutant::{self, Bug};
 use millpond::trace::Program;
 use millpond_sim::{Schedule, Sim};
-use millpond_testkit::{cases, worlds};
+use millpond_testkit::{cases, quiet, worlds};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::time::Duration;
@@ -297,18 +297,6 @@ fn program(bug: Option<Bug>, seed: u64) -> (usize, Result<(), String>) {
     }
 }
 
-/// Panics are what some bugs lead to: they are caught, and say nothing on the way.
-fn quietly<T>(f: impl FnOnce() -> T) -> T {
-    if std::env::var_os("MILLPOND_LOUD").is_some() {
-        return f();
-    }
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let result = f();
-    std::panic::set_hook(before);
-    result
-}
-
 /// One scenario with a bug planted, or none: what it came to, and whether each thread stood still that was to.
 fn outcome(case: &cases::Case, bug: Option<Bug>) -> (cases::Outcome, bool) {
     let _planted = mutant::plant(bug);
@@ -537,7 +525,7 @@ fn random(bug: Option<Bug>, search: u64) -> Option<(usize, String)> {
 
 #[test]
 fn every_planted_bug_is_found() {
-    let (table, missed) = quietly(|| {
+    let (table, missed) = quiet::all(|| {
         let cases = cases::all();
         let (mut table, mut missed) = (String::new(), Vec::new());
         for case in &cases {
