@@ -204,6 +204,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
         &[Bug::ArrayOpenUnseen, Bug::ArrayWholeForgetsOpen],
         "the programs of arrays declare no work of somebody's own",
     ),
+    (&[Bug::ArrayPastUnseen], "the programs make no array of an allocation"),
     (&[Bug::ArrayCoverAny], "on two streams an operation has one other to wait for"),
 ];
 

@@ -49,8 +49,7 @@ pub fn may_migrate(ordered: bool) -> bool {
     ordered || mutant!(Z16)
 }
 
-/// Whether a range of a pool is taken over: if the law accepts it. The same law applies to a closed
-/// pool's memory.
+/// Whether a range of a pool is taken over: if the law accepts it. The same law applies to a closed pool's memory.
 #[inline]
 pub fn may_take(accepted: bool, closed: bool) -> bool {
     accepted || (closed && mutant!(Z7))
@@ -190,8 +189,7 @@ pub fn takes_limit_back(failed: bool) -> bool {
 
 // O5: a range that enters a pool's free state gets the stamp of that moment, and keeps it through splits and merges.
 
-/// Whether a range in flight is over for its own pool: being ordered before its stream is enough, except for a closed pool, whose
-/// memory goes to others.
+/// Whether a range in flight is over for its own pool: ordered before its stream, or complete if the pool is closed, whose memory goes to others.
 #[inline]
 pub fn is_over(closed: bool, complete: impl FnOnce() -> bool, ordered: impl FnOnce() -> bool) -> bool {
     if closed && !mutant!(ClosedDrainsOrdered) { complete() } else { ordered() }
@@ -223,8 +221,7 @@ pub fn drained_stamp(stamp: Epoch) -> Epoch {
     if mutant!(DrainedComplete) { Epoch::COMPLETE } else { stamp }
 }
 
-/// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number
-/// of the pool's last marker.
+/// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number of the pool's last marker.
 pub fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
     match stamp {
         Epoch::COMPLETE => stamp,
@@ -258,8 +255,7 @@ pub fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
     if mutant!(Z23) { one.min(other) } else { one.max(other) }
 }
 
-/// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of
-/// the three is.
+/// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of the three is.
 #[inline]
 pub fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
     if mutant!(MergeBothForgets) { stamp } else { merged_stamp(stamp, third) }
@@ -373,8 +369,7 @@ pub fn is_last_user(last: impl FnOnce() -> bool) -> bool {
     mutant!(OpenEndsEarly) || last()
 }
 
-/// Whether a stream without other references holds all work that it ever will, so that a declared use
-/// of it ends.
+/// Whether a stream without other references holds all work that it ever will, so that a declared use of it ends.
 pub fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
     mutant!(DeclaredEndsEarly) || last()
 }
@@ -427,6 +422,12 @@ pub fn after_birth<T>(birth: Option<T>) -> Option<T> {
 #[inline]
 pub fn after_others(shared: bool) -> bool {
     shared && !mutant!(ArrayUseUnseen)
+}
+
+/// Whether operations of an array that is made of an allocation come after uses recorded before: they do if its chunk has a tag.
+#[inline]
+pub fn after_past(tag: u32) -> bool {
+    tag != 0 && !mutant!(ArrayPastUnseen)
 }
 
 /// Whether an operation on another stream than home is kept as a use.
@@ -547,8 +548,8 @@ pub fn copy_only_reads(on_default: bool) -> bool {
 }
 
 /// What an array keeps for cudarc's calls between one and the next.
-pub fn keeps_anchor<T>(guest: Option<T>) -> Option<T> {
-    guest.filter(|_| !mutant!(CudaAnchorEach))
+pub fn keeps_anchor<T>(extension: Option<T>) -> Option<T> {
+    extension.filter(|_| !mutant!(CudaAnchorEach))
 }
 
 // O7: work of the bytes' previous owner on the home stream.
@@ -559,7 +560,7 @@ pub fn birth(stamp: Epoch) -> Epoch {
     if mutant!(Z20) { Epoch::COMPLETE } else { stamp }
 }
 
-/// Whether fresh bytes are overwritten before they are handed out.
+/// Whether the bytes of a new allocation are overwritten before it is returned.
 #[inline]
 pub fn scrubs() -> bool {
     !mutant!(ScrubSkipped)

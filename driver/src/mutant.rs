@@ -150,6 +150,7 @@ zoo! {
     ArrayBirthUnseen "array-birth-unseen" "an operation elsewhere does not come after the work of the bytes' previous owner (O7)"
     ArrayOpenUnseen "array-open-unseen" "work of other code declared on the home stream is not waited for (O6)"
     ArrayUseUnseen "array-use-unseen" "an operation does not come after other streams' uses (O6)"
+    ArrayPastUnseen "array-past-unseen" "an array made of an allocation does not come after the uses recorded before (O6)"
     ArrayUseLost "array-use-lost" "an operation elsewhere is not recorded (O6)"
     ArrayReadForgets "array-read-forgets" "a read elsewhere replaces the uses before it, as a write of the whole may"
     ArrayWholeForgetsOpen "array-whole-forgets-open" "a write of the whole ends cross-stream uses that are declared until the free"

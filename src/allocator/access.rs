@@ -496,7 +496,7 @@ impl<D: Driver> Pool<D> {
 
     /// Whether another stream's use of an allocation is recorded.
     fn has_uses(&self, chunk: ChunkId, generation: u32) -> bool {
-        self.lock().heap.view(chunk, generation).tag != 0
+        laws::after_past(self.lock().heap.view(chunk, generation).tag)
     }
 
     /// The uses of an allocation; an empty set is made if it has none.

@@ -24,6 +24,11 @@ pub(super) const CASES: &[Case] = &[
         run: written_elsewhere,
     },
     Case {
+        name: "an array of memory that was written elsewhere",
+        kills: &["array-past-unseen"],
+        run: written_before,
+    },
+    Case {
         name: "read elsewhere twice, written at home",
         kills: &["array-read-forgets", "array-cover-any"],
         run: two_readers,
@@ -135,6 +140,19 @@ fn foreign_work() -> Outcome {
     let word = u64::from_ne_bytes([2; 8]);
     w.sim.launch(s.native(), theirs.body(move |memory| memory.fill(at, bytes, word))).map_err(said)?;
     brings(x.to_pinned(&t).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// t writes an array whose memory becomes another array; s reads that.
+fn written_before() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    let block = x.into_allocation().map_err(|_| "the memory is the allocator's".to_owned())?;
+    let x = Array::from_allocation(block, LEN).map_err(|(_, e)| said(e))?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
     drop((x, s, t));
     w.end()
 }
