@@ -577,7 +577,7 @@ fn options_say_where_segments_come_from_and_wipe_them() {
         (wiping.allocate(MIB).expect("memory"), wiping.pin(4096, HostKind::Cached).expect("page"));
     drop((range, page));
     assert_eq!(rig.calls_of("cuMemsetD8Async"), fills + 1, "the segment is overwritten before it goes back");
-    // An allocator that scrubs wipes at the hand-out and before the segment goes back; one that does not, never.
+    // An allocator that scrubs wipes at the allocation and before the segment goes back; one that does not, never.
     for (scrub, wiped) in [(true, 2), (false, 0)] {
         let fills = rig.calls_of("cuMemsetD8Async");
         let gpu = Allocator::new(rig.cuda.clone(), Config::default().scrub(scrub)).expect("an allocator");

@@ -285,7 +285,7 @@ programs! {
     random_captures_1: |b| captures(b, 1);
 }
 
-/// Lent to one stream after the other, and never freed.
+/// Borrowed on one stream after the other, and never freed.
 fn arrays_that_stay(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
     let (mut x, mut y) = (sevens(&b.gpu, &home), b.zeros(&home));
@@ -337,7 +337,7 @@ fn only_read(b: &Bench) -> Round<'_> {
     })
 }
 
-/// The same where somebody may capture, so that nothing is lent to all.
+/// The same where other code may capture, so that no use becomes one of all streams.
 fn only_read_beside_captures(b: &Bench) -> Round<'_> {
     b.rig.cuda.expect_captures();
     only_read(b)
@@ -614,8 +614,8 @@ fn random_all(b: &Bench, seed: u64) -> Round<'_> {
     repeated(b, calls)
 }
 
-/// The same where captures are expected, so that nothing is lent to all, and one array is only ever read, on two streams of each round. On
-/// streams that nobody holds nothing is written, and no pooled slice dropped: nobody could mark them there.
+/// The same where captures are expected, so that no use becomes one of all streams, and one array is only ever read, on two streams of each round.
+/// On streams without references nothing is written, and no pooled slice dropped: no call could mark them there.
 fn readers(b: &Bench, seed: u64) -> Round<'_> {
     const LAST: usize = ARRAYS - 1;
     b.rig.cuda.expect_captures();

@@ -212,7 +212,7 @@ fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_blames_nobody() {
     rig.clean();
 }
 
-/// What was lent lasts until the array is borrowed alone and whole; what is then given to the stream is not waited for.
+/// A borrowed use lasts until the array is borrowed exclusively and whole; what is then queued on the stream is not waited for.
 #[test]
 fn a_write_to_the_whole_ends_what_was_borrowed() {
     let Some(rig) = rig() else { return };
@@ -233,7 +233,7 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
         theirs.memset_zeros(&mut busy).expect("something else on the stream");
         x.fill_bytes(2, &home).expect("filled");
         assert_eq!(waits() - before, 1, "and the next one for nobody");
-        // Lent for writing at home: whoever comes from elsewhere waits for what home holds, until it is over.
+        // Borrowed for writing at home: an operation elsewhere waits for everything that home holds, until the borrow is over.
         home.cudarc().expect("its alias").memset_zeros(&mut x).expect("filled");
         assert_eq!(read(&theirs, &x), vec![0; WORDS], "behind the home stream");
         assert_eq!(waits() - before, 2);
@@ -271,7 +271,7 @@ fn a_capturing_stream_gets_no_address() {
     rig.clean_but_for_errors();
 }
 
-/// A lent use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
+/// A borrowed use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
 /// between.
 #[test]
 fn what_is_queued_late_under_a_borrow_is_waited_for() {

@@ -68,8 +68,8 @@ fn device() -> Sim {
 /// more than its share was wronged.
 fn shares(sim: &Sim, blocks: u64) -> Config {
     let policy = if thread_rng().gen_bool(0.5) { Policy::Latency } else { Policy::Footprint };
-    // Where no wait is inserted on the device, the host has to wait, for the right markers. Where nothing is lent either, one
-    // stream's memory serves another by way of the device, and a request gives none back where that waits for the device.
+    // Where no wait is inserted on the device, the host has to wait, for the right markers. Where nothing migrates either, one
+    // stream's memory serves another through the device, and a request gives none back where that waits for the device.
     let reuse = match thread_rng().gen_range(0..3) {
         0 => Reuse::WithWaits,
         1 if !sim.free_waits_for_device() => Reuse::Never,
@@ -234,8 +234,8 @@ fn a_request_beside_a_trim_is_never_out_of_memory() {
     });
 }
 
-/// The trim has the only segment in hand just when the request lists what the host has to wait for: its marker has to be
-/// waited for all the same, once the trim has put it back.
+/// The trim has the only segment in transit just when the request lists what the host has to wait for: its marker has to be
+/// waited for nevertheless, once the trim has put it back.
 #[test]
 fn what_a_trim_puts_back_is_waited_for() {
     explore(|| {

@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. It holds texts and values; what they mean is told where they act.
+//! The command line, as clap reads it. It holds texts and values; their meaning is documented where they act.
 
 use crate::options::{Setup, parse_bytes, parse_share};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};

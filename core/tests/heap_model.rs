@@ -203,7 +203,7 @@ fn cupy_split_tree_of_the_head() {
     assert_eq!(ranges(&heap), [(4, true)]);
 }
 
-/// The last freed range of a size is the next one handed out: warm, and the same address.
+/// The last freed range of a size is the next one allocated: warm, and the same address.
 #[test]
 fn a_freed_address_is_the_next() {
     let mut heap = heap(64);

@@ -55,7 +55,7 @@ impl Cuda {
 unsafe impl Mapping for Cuda {
     type Handle = GpuHandle;
 
-    /// The device's own; 2 MiB where it has no virtual memory management, and every other verb then says so.
+    /// The device's own; 2 MiB if it has no virtual memory management, in which case every other call returns an error.
     fn granularity(&self) -> u64 {
         self.device.granularity.unwrap_or(USUAL_GRANULARITY)
     }

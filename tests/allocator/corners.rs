@@ -224,7 +224,7 @@ impl Sink for Keeps {
     }
 }
 
-/// A sink is told of growth, of a lend with its wait, of a wait by the host and of a trim, with the streams' names.
+/// A sink receives growth, a migration with its wait, a wait by the host and a trim, with the streams' names.
 #[test]
 fn a_sink_hears_of_every_kind_of_event() {
     let (sim, sink) = (late(), Arc::new(Keeps::default()));

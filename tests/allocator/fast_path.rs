@@ -265,7 +265,7 @@ impl Busy {
                 let token: Box<dyn Any> = if self.dice.below(2) == 0 {
                     Box::new(x.copy_from(source, &t).unwrap())
                 } else {
-                    // Shared with somebody: the allocator's keeper has it, once the token is dropped.
+                    // Shared with another owner: the allocator's deferred drops have it, once the token is dropped.
                     Box::new(x.copy_from(Arc::new(source), &t).unwrap())
                 };
                 if self.dice.below(2) == 0 {

@@ -1104,7 +1104,7 @@ fn search(waits: bool) -> Met {
     met
 }
 
-/// Bytes between two pools are neither's: while a stream is made to wait for a range that is lent, a report says how many there are.
+/// Bytes between two pools belong to neither: while a stream is made to wait for a range that migrates, a report says how many there are.
 #[test]
 fn what_is_on_its_way_between_two_pools_is_moving() {
     const HELD: u64 = 20 * MIB;
@@ -1124,7 +1124,7 @@ fn what_is_on_its_way_between_two_pools_is_moving() {
         let report = seen.lock().unwrap().take().expect("the stream waits for what it is lent");
         let (of_s, of_t) = (&report.pools[0], &report.pools[1]);
         assert_eq!((of_s.counters.migrations_out, of_t.counters.migrations_in), (1, 0));
-        // What is lent is enough for the next requests too.
+        // What migrates is enough for the next requests too.
         let lent = gpu.report().pools[1].reserved;
         assert!(lent >= bytes && report.moving == lent, "{lent} of {bytes} and {}", report.moving);
         assert_eq!((of_s.reserved, of_t.reserved), (HELD - lent, 0));

@@ -116,7 +116,7 @@ fn a_pool_that_is_gone_was_full_beside_another() {
     drop(t);
 }
 
-/// Two arrays on two streams of which the second was lent its memory: seen, since a loan is no hit.
+/// Two arrays on two streams, to the second of which memory migrated: seen, since a migration is no hit.
 #[test]
 fn a_loan_is_seen() {
     let gpu = gpu();

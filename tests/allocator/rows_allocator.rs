@@ -70,7 +70,7 @@ fn s17_drop_pinned_in_flight() {
     // SAFETY: the pinned bytes are ours; nothing reads them concurrently.
     unsafe { ptr.write_bytes(0xAB, 4096) };
     source.record_use(&s).unwrap();
-    // SAFETY: the source was recorded as used by `s`, so its bytes are not handed out before the copy is complete.
+    // SAFETY: the source was recorded as used by `s`, so its bytes are not reused before the copy is complete.
     unsafe { sim.copy_h2d(target.address(), ptr, 4096, s.native()) }.unwrap();
     drop(source);
     let next = gpu.alloc_pinned(4096).unwrap();

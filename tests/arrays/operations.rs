@@ -511,7 +511,7 @@ fn reborn(
     stream: &Stream<Sim>,
     foreign: bool,
 ) -> DeviceArray<u8, Sim> {
-    // What comes before is the program's to order before a foreign range's first stream: that the bytes are its own, and what
+    // What comes before an external range's first stream is the program's to order: that the bytes are its own, and what
     // others did with them.
     match streams.iter().find(|s| Some(s.id()) == x.stream_id()) {
         Some(home) => stream.wait_stream(home).unwrap(),
@@ -562,7 +562,7 @@ struct Machine {
     any_declared: bool,
     /// How many arrays were first written by another stream.
     born_elsewhere: u64,
-    /// How many foreign ranges there were: each keeps bytes longer than its array lives, so they are few.
+    /// How many external ranges there were: each keeps bytes longer than its array lives, so they are few.
     brought_in: usize,
     tokens: Vec<Token>,
     forgotten: Vec<ManuallyDrop<Token>>,

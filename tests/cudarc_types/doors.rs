@@ -582,7 +582,7 @@ fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
             gpu.synchronize().expect("nobody captures");
             assert_eq!(look(&x).expect("behind the synchronise"), Some(0));
             assert_eq!(look(&x).expect("and again"), Some(0));
-            // What is lent behind it counts anew.
+            // What is borrowed after it counts anew.
             stranger.memset_zeros(&mut x).expect("queued");
             look(&x).expect_err("nobody can mark that");
             drop(x);
@@ -592,7 +592,7 @@ fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
     }
 }
 
-/// A part that is borrowed to read says nothing of the others: what they were lent for may still be queued.
+/// A part that is borrowed to read says nothing of the others: work of their borrows may still be queued.
 #[test]
 fn a_refused_read_of_a_part_ends_no_write_of_another() {
     let Some(rig) = rig() else { return };

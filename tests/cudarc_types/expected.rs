@@ -92,8 +92,8 @@ fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
     error.to_string()
 }
 
-/// An array at home on a thread's default stream, where cudarc was lent it, goes to another thread, where nobody can mark that stream. What it was lent
-/// for was open behind each refusal and each synchronise again.
+/// An array at home on a thread's default stream, where cudarc borrowed it, goes to another thread, where no call can mark that stream. The borrowed
+/// use was open after each refusal and each synchronise again.
 #[test]
 fn what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise() {
     for wrote in [true, false] {

@@ -160,7 +160,7 @@ fn a_source_that_cudarc_did_not_wait_for_is_not_written_and_may_be_read() {
             let theirs = home.cudarc().expect("an alias");
             assert_eq!(read(&theirs, &x), vec![3; WORDS], "{whose:?}");
             assert_eq!(read(&theirs, &y), vec![3; WORDS], "{whose:?}: the second");
-            // What was waited for is over: the next lend begins afresh, and a stream of another copy is behind it.
+            // What was waited for is over: the next borrow begins afresh, and a stream of another copy is behind it.
             let held = Held::new(&rig, &gpu, whose);
             held.send(&host, &mut x);
             held.gate.open();

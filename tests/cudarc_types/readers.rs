@@ -89,7 +89,7 @@ fn readers_at_once_of_a_pooled_slice_are_waited_for() {
             for ((given, (from, _)), to) in streams.iter().zip(&lent).zip(&mut all) {
                 let (to, _end) = to.device_ptr_mut(&given.theirs);
                 #[allow(unsafe_code, reason = "what a call of cudarc's does")]
-                // SAFETY: so many elements at both addresses, which are lent on this stream.
+                // SAFETY: so many elements at both addresses, which are borrowed on this stream.
                 unsafe { result::memcpy_dtod_async(to, *from, BYTES as usize, given.theirs.cu_stream()) }
                     .expect("queued");
             }

@@ -191,7 +191,7 @@ fn stream_ordered(stage: &Stage<'_>) -> Result<(), Error> {
 #[allow(unsafe_code, reason = "fills and copies work on raw memory")]
 fn order_on(cuda: &Cuda, stage: &Stage<'_>) -> Result<(), Error> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)).pinned_limit(MIB);
-    // Scrubbing, so that fills fail too: at a hand-out, and before memory goes back.
+    // Scrubbing, so that fills fail too: at an allocation, and before memory goes back.
     let config = config.bounded_wait(Duration::from_millis(10)).scrub(true);
     let gpu = Allocator::new(cuda.clone(), config)?;
     let (s, t) = (gpu.stream()?, gpu.stream()?);

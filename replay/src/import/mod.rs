@@ -37,9 +37,9 @@ pub struct Options {
 /// What was in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Trace {
-    /// Somebody's log of allocations and frees.
+    /// A log of allocations and frees, by some recorder.
     Log(Log),
-    /// A program of ours, in the text or the binary form; it is well-formed.
+    /// A program of the trace language, in the text or the binary form; it is well-formed.
     Program(Program),
 }
 
@@ -102,7 +102,7 @@ fn decoded(
         ImportError { name: name.to_owned(), place: Place::Whole, reason }
     };
     let mut first = beginning(&mut input).map_err(unreadable)?;
-    // Blanks say nothing of what follows; nobody writes pages of them.
+    // Blanks do not show what follows; no real file begins with pages of them.
     while first.len() < BLANKS_MOST && of_text(&first).trim_ascii_start().len() < SNIFFED {
         let more = beginning(&mut input).map_err(unreadable)?;
         if more.is_empty() {
@@ -189,7 +189,7 @@ fn choose(recorded: &[Recorded], device: Option<usize>) -> Result<usize, Reason>
 struct Numbers {
     of: HashMap<u64, u16>,
     values: Vec<u64>,
-    /// The last one asked for: calls come in runs.
+    /// The last value and its number: calls come in runs.
     last: (u64, u16),
     what: &'static str,
 }

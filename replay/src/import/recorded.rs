@@ -1,8 +1,8 @@
-//! What a recorder of ours wrote: a JSON object a line for each event ([`millpond_trace::json_line`]). `CuPy`'s printing memory hook is read,
-//! too: its lines have the same fields, and neither `stream` nor `number`.
+//! What this library's recorder wrote: a JSON object a line for each event ([`millpond_trace::json_line`]). Lines of `CuPy`'s printing memory hook are
+//! read too: they have the same fields, and neither `stream` nor `number`.
 //!
-//! `malloc` allocates and `free` frees. What the pools did about that (`alloc`, `wait`, `trim` and so on) is passed over: a replay finds its
-//! own. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
+//! `malloc` allocates and `free` frees. What the pools did to serve them (`alloc`, `wait`, `trim` and so on) is skipped: a replay decides that
+//! itself. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
 
 use super::rmm::{Block, Lines};
 use super::{ImportError, Names, Place, Reason, Recorded, choose};
@@ -22,7 +22,7 @@ struct Line {
     device_id: usize,
     /// Bytes requested.
     size: Option<u64>,
-    /// Names the allocation: a text of ours, a number of Python's.
+    /// Names the allocation: a text from this library, a number from Python.
     pmem_id: Option<serde_json::Value>,
     #[serde(default)]
     stream: Option<u64>,

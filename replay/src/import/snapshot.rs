@@ -54,7 +54,7 @@ pub(super) fn read(
             let words = e.to_string();
             error(Place::Whole, if packed { Reason::Compressed(words) } else { Reason::Read(words) })
         } else {
-            // The place is told once, by us.
+            // The message names the place once.
             let words = e.to_string();
             let words = words.split(" at line ").next().unwrap_or_default();
             error(place, Reason::Json(words.to_owned()))

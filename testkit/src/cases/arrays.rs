@@ -225,7 +225,7 @@ fn panics_when_queued() -> Outcome {
     w.end()
 }
 
-/// Somebody asks whether the kept source's copy is done, and the answer is an error; somebody else gets pinned memory.
+/// A query whether the kept source's copy is done fails; another request gets pinned memory.
 fn failing_query() -> Outcome {
     let w = World::at(8);
     let [s] = w.streams();
@@ -241,7 +241,7 @@ fn failing_query() -> Outcome {
     w.end()
 }
 
-/// A source of its own segment, whose token is dropped while the copy is under way; somebody else gets as much.
+/// A source of its own segment, whose token is dropped while the copy is under way; another request gets as much.
 fn large_source() -> Outcome {
     const LARGE: usize = 12 << 20;
     let w = World::at(16);
@@ -337,7 +337,7 @@ fn without_marker() -> Outcome {
     w.end()
 }
 
-/// Memory that changes hands is wiped, also for a first reader on another stream.
+/// Reused memory is wiped, also for a first reader on another stream.
 fn new_tenant() -> Outcome {
     for elsewhere in [false, true] {
         let w = World::new(World::config(1).scrub(true));
@@ -361,7 +361,7 @@ fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>
     let theirs = library.stream().map_err(said)?;
     let block = library.alloc(MIB, &theirs).map_err(said)?;
     let memory = ExternalMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
-    // SAFETY: the block is the owner, and nobody else uses it.
+    // SAFETY: the block is the owner, and nothing else uses it.
     let made = unsafe { Array::from_external(memory, LEN, home, block) };
     Ok((library, theirs, made.map_err(|(_, e)| said(e))?))
 }

@@ -131,8 +131,8 @@ fn closed_admits() -> Outcome {
     w.end()
 }
 
-/// t reads what s has freed, s waits for it and is closed: that s comes behind the read orders nobody else behind it, so
-/// the range stays in flight until t is done, however often somebody looks.
+/// t reads what s has freed, s waits for it and is closed: that s comes after the read orders no other stream after it, so
+/// the range stays in flight until t is done, however often it is looked at.
 fn closed_drains() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
@@ -197,7 +197,7 @@ fn closed_pool_is_trimmed() -> Outcome {
     w.end()
 }
 
-/// Somebody's stream is adopted again after its pool closed; when its old timeline is over, it still is one stream.
+/// Other code's stream is adopted again after its pool closed; when its old timeline is over, it still is one stream.
 fn adopted_again() -> Outcome {
     let w = World::at(4);
     let native = w.sim.stream().map_err(said)?;

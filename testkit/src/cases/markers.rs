@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a due marker that fails", kills: &["due-dropped"], run: due_marker_fails },
 ];
 
-/// Between a marker's number and its record, another thread wants what it will cover.
+/// Between a marker's number and its record, another thread needs what it will cover.
 fn marker_not_yet_recorded() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();

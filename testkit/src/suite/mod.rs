@@ -74,7 +74,7 @@ pub trait Bench: Sized + Sync {
         let _ = in_a_loop;
         once
     }
-    /// Puts a kernel on a stream that runs until it is told to end. Somebody's capture survives that.
+    /// Queues a kernel that runs until it is told to end. A capture by other code survives that.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.
     fn open(&self, gate: Self::Gate);
@@ -82,7 +82,7 @@ pub trait Bench: Sized + Sync {
     fn waits(&self, on: &StreamOf<Self>, call: &mut dyn FnMut() -> DriverResult<()>) -> bool;
     /// Puts a kernel on a stream that fills a range with a word.
     fn write(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
-    /// Puts a kernel on a stream that checks that a range holds a word; the judgement tells if it did not.
+    /// Queues a kernel that checks that a range holds a word; the judgement reports if it did not.
     fn check(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
     /// Waits for everything, and tells what checks have found so far. A bench whose checks must wait at times does it
     /// here: a test that makes very many of them calls this while nothing is behind a gate.
@@ -113,7 +113,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const MIB: u64 = 1 << 20;
 pub const KIB: u64 = 1 << 10;
 
-/// Words that tell operations apart.
+/// Words that distinguish operations.
 pub const A: u64 = 0xAAAA_0001_AAAA_0001;
 pub const B: u64 = 0xBBBB_0002_BBBB_0002;
 
@@ -127,7 +127,7 @@ impl Plus for Addr {
     }
 }
 
-/// Says something past the test harness, which shows what a passing test prints to nobody.
+/// Prints past the test harness, which hides what a passing test prints.
 pub fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
@@ -148,7 +148,7 @@ pub fn run_guilty<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
     assert!(bench.finish().is_err(), "{name}: the bench found nothing, so it proves nothing");
 }
 
-/// A word that nobody else has.
+/// A word that no other operation has.
 pub fn fresh_word() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1

@@ -30,7 +30,7 @@ impl Told {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Heard {
     pub host_waits: u64,
-    /// Somebody's memory was lent to the stream; no free range served it.
+    /// Another pool's memory migrated to the stream; no free range served it.
     pub lent: bool,
     pub missed: bool,
     /// Bytes that came from the device, and that went back.
@@ -171,7 +171,7 @@ impl Owners {
         assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");
         assert_eq!((c.migrations_in, c.migrations_out), (of.lends_in, of.lends_out), "{stream}");
         assert_eq!(c.waits_inserted, of.waits, "{stream}");
-        // A take leaves a piece or none, what is free joins two neighbours at most; whatever is lent is cut, enters and is taken.
+        // A take leaves a piece or none, a free range joins two neighbours at most; whatever migrates is cut, enters and is taken.
         assert!(c.splits <= c.allocations, "{stream}: {c:?}");
         assert!(c.merges <= 2 * (c.frees + c.migrations_in) + of.allocations, "{stream}: {c:?}");
         if let Some(chunks) = &self.chunks {

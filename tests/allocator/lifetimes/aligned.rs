@@ -30,8 +30,8 @@ fn near_misses(gpu: &Allocator<Sim>, s: &Stream<Sim>) -> Vec<Allocation<Sim>> {
     kept
 }
 
-/// What was taken from the device for a request serves it, and so does what another pool lent for it, however many near misses a search
-/// for it comes by.
+/// What was acquired from the device for a request serves it, and so does what migrated from another pool for it, however many near misses a search
+/// for it looks at.
 #[test]
 fn what_was_brought_for_an_aligned_request_serves_it() {
     for lent in [false, true] {

@@ -212,8 +212,8 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
     }
 }
 
-/// A capture on a stream of ours, lent since, of which an allocation's handle was made before: what is not in the cache is refused, and so is a
-/// wait of the host's. Both would end the capture.
+/// A capture on a stream of ours that was shared with other code since, of which an allocation's handle was made before: what is not in the cache is
+/// refused, and so is a wait of the host. Both would end the capture.
 #[test]
 fn a_capture_on_a_lent_stream_of_ours_lives() {
     let sim = late();

@@ -166,7 +166,7 @@ fn a_request_behind_a_close_that_panicked_is_served() {
     assert_eq!(told.recv_timeout(Duration::from_mins(1)).expect("it returns").unwrap(), 2 * MIB);
 }
 
-/// Memory that a request had in hand when the driver panicked is there for the next one.
+/// Memory that a request had in transit when the driver panicked is there for the next one.
 #[test]
 fn a_panic_loses_no_memory() {
     type Disturb = fn(&Sim, &Allocator<Sim>);

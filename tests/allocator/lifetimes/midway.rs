@@ -16,7 +16,7 @@ fn room_for_one() -> Config {
     Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB))
 }
 
-/// What a scope lent to copies can be read when it is over, whichever way that is.
+/// What was borrowed for copies in a scope can be read when the scope is over, whichever way it ended.
 #[test]
 fn borrows_of_a_scope_end_behind_its_copies() {
     for call in [Call::EventSynchronize, Call::StreamSynchronize] {
@@ -163,7 +163,7 @@ fn each_kept_value_is_waited_for() {
     let ended = catch_unwind(AssertUnwindSafe(|| drop((to, s, t, gpu))));
     assert!(ended.is_err(), "the wait panics");
     sim.clear_faults();
-    // Whoever is handed a source's memory writes it at once.
+    // The next owner of a source's memory writes it at once.
     let mut next = lender.pinned_zeros::<u8>(4096).unwrap();
     next.fill(9);
     drop((next, lender));

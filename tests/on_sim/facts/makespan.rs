@@ -460,7 +460,7 @@ fn one_buffer_is_used_by_one_batch_after_the_other() {
 
 #[test]
 fn an_address_is_used_by_one_batch_after_the_other() {
-    // Wherever the allocator hands out the bytes of an older batch, this batch's copy begins when that batch's kernel is over.
+    // Wherever the allocator reuses the bytes of an older batch, this batch's copy begins when that batch's kernel is over.
     for (schedule, room) in SCHEDULES.into_iter().flat_map(|s| [4, 20, 1024].map(|mib| (s, mib * MIB))) {
         let sim = Sim::new(GIB).schedule(schedule).contents(false);
         let gpu =
