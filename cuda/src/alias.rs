@@ -64,7 +64,11 @@ impl Device {
     ///
     /// # Safety
     /// As [`Device::destroy_stream`], and no other code gives the alias out.
-    pub(super) unsafe fn destroy_lent(&self, stream: Handle<CUstream_st>, alias: Option<Arc<CudaStream>>) {
+    pub(super) unsafe fn destroy_with_alias(
+        &self,
+        stream: Handle<CUstream_st>,
+        alias: Option<Arc<CudaStream>>,
+    ) {
         match alias {
             Some(alias) => self.parked.0.lock().push((alias, stream)),
             // SAFETY: passed on from the caller.
@@ -102,7 +106,7 @@ impl GpuStream {
                 }
                 let context = device.cudarc()?;
                 // SAFETY: a live stream of this context, which is destroyed when no clone of the alias is left
-                // (`destroy_lent`). Its order with other work is made by its users: arrays record their uses.
+                // (`destroy_with_alias`). Its order with other work is made by its users: arrays record their uses.
                 let made = unsafe { context.wrap_borrowed_stream(handle) };
                 Ok(Arc::clone(alias.insert(made)))
             }

@@ -169,7 +169,7 @@ impl Drop for Inner {
                 // SAFETY: `create_stream` made it, and this is the last reference.
                 #[allow(unsafe_code, reason = "foreign calls")]
                 unsafe {
-                    self.device.destroy_lent(self.handle, alias);
+                    self.device.destroy_with_alias(self.handle, alias);
                 }
             }
             Whose::Adopted(theirs) => {

@@ -294,7 +294,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "one stream's cached memory serves another, in order",
         &[
             Test(ALLOCATOR, "t13_cross_stream_reclaim"),
-            Suite("an_ordered_stream_is_lent_the_bytes"),
+            Suite("an_ordered_stream_gets_the_bytes"),
             Bench("examples/gpu_rows.rs", "cross_stream_reclaim"),
             Bench("benches/peers/t13.py", "with_cupy"),
             Bench("benches/peers/t13.py", "with_torch"),
@@ -507,7 +507,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         Comparisons,
         "a foreign pointer with its owner kept alive",
         &[
-            Suite("c05_a_foreign_range_keeps_its_owner"),
+            Suite("c05_an_external_range_keeps_its_owner"),
             Test("tests/arrays/external.rs", "c05_external_memory_with_its_owner"),
         ],
     ),

@@ -1,5 +1,5 @@
 //! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams; and with guards, kept or
-//! forgotten, shared sources, borrowed memory, foreign ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
+//! forgotten, shared sources, borrowed memory, external ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
 //! inserted are counted. What holds on every device is in `testkit/src/suite/arrays.rs`.
 
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
@@ -174,7 +174,7 @@ enum Rare {
     /// Borrowed memory goes there and comes back, and the host waits.
     Scope { what: usize, on: usize, part: (usize, usize), value: u8 },
     /// An array becomes bytes, and an array again: of its own allocation, or in memory of which that is the owner.
-    Reborn { what: usize, on: usize, foreign: bool },
+    Reborn { what: usize, on: usize, external: bool },
     /// A stream ends, with whatever it holds, and another one takes its place.
     Close { on: usize },
     /// One half is written while somebody holds a guard to write the other, on another stream perhaps.
@@ -215,7 +215,7 @@ fn rare() -> impl Strategy<Value = Step> {
         2 => (what.clone(), on.clone(), part, value)
             .prop_map(|(what, on, part, value)| Rare::Scope { what, on, part, value }),
         2 => (what.clone(), on.clone(), any::<bool>())
-            .prop_map(|(what, on, foreign)| Rare::Reborn { what, on, foreign }),
+            .prop_map(|(what, on, external)| Rare::Reborn { what, on, external }),
         1 => on.clone().prop_map(|on| Rare::Close { on }),
         2 => (what.clone(), (on.clone(), on.clone()), any::<u8>())
             .prop_map(|(what, on, value)| Rare::Halves { what, on, value }),
@@ -378,7 +378,7 @@ fn large(gpu: &Allocator<Sim>, stream: &Stream<Sim>, value: u8) {
 }
 
 /// A kernel of the program's own, ordered by it, and declared if it is the first on this stream: whether it was.
-fn foreign(
+fn launch_of_others(
     sim: &Sim,
     x: &DeviceArray<u8, Sim>,
     declared: &mut Vec<usize>,
@@ -509,7 +509,7 @@ fn reborn(
     x: DeviceArray<u8, Sim>,
     (gpu, streams): (&Allocator<Sim>, &[Stream<Sim>]),
     stream: &Stream<Sim>,
-    foreign: bool,
+    external: bool,
 ) -> DeviceArray<u8, Sim> {
     // What comes before an external range's first stream is the program's to order: that the bytes are its own, and what
     // others did with them.
@@ -519,8 +519,8 @@ fn reborn(
     }
     x.wait_on(stream).unwrap();
     match x.into_allocation() {
-        Err(foreign) => foreign,
-        Ok(block) if foreign => {
+        Err(external) => external,
+        Ok(block) if external => {
             let memory = ExternalMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
             // SAFETY: as said.
             let made = unsafe { DeviceArray::from_external(memory, LEN, stream, block) };
@@ -723,7 +723,7 @@ impl Machine {
             }
             Step::Foreign { what, on, value } => {
                 let (x, model) = &mut arrays[what % n];
-                *any_declared |= foreign(sim, x, &mut declared[what % n], on, &streams[on], value);
+                *any_declared |= launch_of_others(sim, x, &mut declared[what % n], on, &streams[on], value);
                 model.fill(value);
             }
             Step::Fold { what, on } => {
@@ -961,12 +961,12 @@ impl Machine {
                 copied.unwrap().unwrap();
                 assert!(to[..] == model[..]);
             }
-            Rare::Reborn { what, on, foreign } => {
+            Rare::Reborn { what, on, external } => {
                 let (x, model) = arrays.swap_remove(what % n);
                 declared.swap_remove(what % n);
-                let foreign = foreign && *brought_in < 8 && x.id().is_some();
-                *brought_in += usize::from(foreign);
-                arrays.push((reborn(x, (gpu, streams), &streams[on], foreign), model));
+                let external = external && *brought_in < 8 && x.id().is_some();
+                *brought_in += usize::from(external);
+                arrays.push((reborn(x, (gpu, streams), &streams[on], external), model));
                 // What was said of the former array's later uses was said of that one.
                 declared.push(Vec::new());
                 *any_declared = true;
@@ -1132,7 +1132,7 @@ proptest! {
     }
 
     #[test]
-    fn any_program_with_guards_foreign_ranges_and_streams_that_end_comes_to_the_same(
+    fn any_program_with_guards_external_ranges_and_streams_that_end_comes_to_the_same(
         schedule in schedule(),
         steps in proptest::collection::vec(crowded_step(), 1..120),
     ) {

@@ -18,7 +18,7 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
     (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
-    (Bug::LeakUnordered, "two_foreign_users_that_nobody_waits_for", Pace::AtOnce),
+    (Bug::LeakUnordered, "two_cross_stream_users_that_nobody_waits_for", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
     // Bugs with a scenario of their own, which grow in a steady program too.

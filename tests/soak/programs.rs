@@ -84,11 +84,11 @@ programs! {
     dropped_tokens: Config::default();
     dropped_tokens_deterministically: Config::default().deterministic(true);
     waited_tokens: Config::default();
-    two_foreign_users: Config::default();
-    two_foreign_users_deterministically: Config::default().deterministic(true);
-    two_foreign_users_that_nobody_waits_for: Config::default().deterministic(true);
-    two_foreign_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
-    two_foreign_users_and_no_reuse: Config::default().reuse(Reuse::Never);
+    two_cross_stream_users: Config::default();
+    two_cross_stream_users_deterministically: Config::default().deterministic(true);
+    two_cross_stream_users_that_nobody_waits_for: Config::default().deterministic(true);
+    two_cross_stream_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
+    two_cross_stream_users_and_no_reuse: Config::default().reuse(Reuse::Never);
     external_memory: Config::default();
     external_memory_deterministically: Config::default().deterministic(true);
     external_memory_that_another_stream_uses: Config::default();
@@ -443,7 +443,7 @@ fn waited_tokens(b: &Bench) -> Steady {
 }
 
 /// One block at a time, used by two other streams.
-fn two_foreign_users(b: &Bench) -> Steady {
+fn two_cross_stream_users(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let (s, t, u) = (stream(&gpu), stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&s);
@@ -458,18 +458,18 @@ fn two_foreign_users(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 4 }
 }
 
-fn two_foreign_users_deterministically(b: &Bench) -> Steady {
-    all_synchronised(b, two_foreign_users(b))
+fn two_cross_stream_users_deterministically(b: &Bench) -> Steady {
+    all_synchronised(b, two_cross_stream_users(b))
 }
 /// No wait of the host's tells the allocator of anything, ever: the device's have to do.
-fn two_foreign_users_that_nobody_waits_for(b: &Bench) -> Steady {
-    Steady { synchronise: Box::new(|| ()), ..two_foreign_users(b) }
+fn two_cross_stream_users_that_nobody_waits_for(b: &Bench) -> Steady {
+    Steady { synchronise: Box::new(|| ()), ..two_cross_stream_users(b) }
 }
-fn two_foreign_users_and_a_small_footprint(b: &Bench) -> Steady {
-    two_foreign_users(b)
+fn two_cross_stream_users_and_a_small_footprint(b: &Bench) -> Steady {
+    two_cross_stream_users(b)
 }
-fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
-    two_foreign_users(b)
+fn two_cross_stream_users_and_no_reuse(b: &Bench) -> Steady {
+    two_cross_stream_users(b)
 }
 
 /// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.

@@ -17,7 +17,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["z20", "array-birth-unseen"],
         run: new_bytes,
     },
-    Case { name: "foreign work at home, read elsewhere", kills: &["array-open-unseen"], run: foreign_work },
+    Case { name: "declared work at home, read elsewhere", kills: &["array-open-unseen"], run: declared_work },
     Case {
         name: "written elsewhere, read at home",
         kills: &["z35", "array-use-lost", "array-use-unseen"],
@@ -64,11 +64,11 @@ pub(super) const CASES: &[Case] = &[
         run: large_source,
     },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
-    Case { name: "an owner of external memory", kills: &["foreign-at-once"], run: foreign_owner },
+    Case { name: "an owner of external memory", kills: &["foreign-at-once"], run: external_owner },
     Case {
         name: "an owner of external memory, one of whose streams was synchronised",
         kills: &["keeper-first-done"],
-        run: foreign_owner_of_two,
+        run: external_owner_of_two,
     },
 ];
 
@@ -130,7 +130,7 @@ fn new_bytes() -> Outcome {
 }
 
 /// A kernel of the program's own on s, declared; t reads what it wrote.
-fn foreign_work() -> Outcome {
+fn declared_work() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
     let x = settled(&w, 1, &s)?;
@@ -355,7 +355,7 @@ fn new_tenant() -> Outcome {
 
 /// Another library, and an array in the one block that it has.
 #[allow(unsafe_code, reason = "the library's block lives as long as the array")]
-fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
+fn external(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
     let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
     let theirs = library.stream().map_err(said)?;
@@ -367,16 +367,16 @@ fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>
 }
 
 /// Another library's block, given back to it while t still writes it, and used by it at once.
-fn foreign_owner() -> Outcome {
-    foreign_owner_by(|w, [_, t], x| {
+fn external_owner() -> Outcome {
+    external_owner_by(|w, [_, t], x| {
         kernel::fill(x, 2, t).map_err(said)?;
         Ok(Box::new(|| w.gpu.trim(Trim::All).map(drop).map_err(said)))
     })
 }
 
 /// The same while s still writes it, behind t, which was waited for: one use is over and the other not.
-fn foreign_owner_of_two() -> Outcome {
-    foreign_owner_by(|_, [s, t], x| {
+fn external_owner_of_two() -> Outcome {
+    external_owner_by(|_, [s, t], x| {
         kernel::fill(&mut x.slice_mut(..LEN / 2), 2, t).map_err(said)?;
         kernel::fill(&mut x.slice_mut(LEN / 2..), 3, s).map_err(said)?;
         Ok(Box::new(|| t.synchronize().map_err(said)))
@@ -386,12 +386,12 @@ fn foreign_owner_of_two() -> Outcome {
 type Then<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
 
 /// Uses external memory, drops the array, does what the uses said, and the device is not done; then it is.
-fn foreign_owner_by(
+fn external_owner_by(
     uses: impl for<'a> FnOnce(&'a World, &'a [Stream<Sim>; 2], &mut Array) -> Result<Then<'a>, String>,
 ) -> Outcome {
     let w = World::at(8);
     let streams = w.streams();
-    let (library, theirs, mut x) = foreign(&w, &streams[0])?;
+    let (library, theirs, mut x) = external(&w, &streams[0])?;
     let then = uses(&w, &streams, &mut x)?;
     drop(x);
     then()?;

@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["closed-drains-ordered"],
         run: closed_drains,
     },
-    Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
+    Case { name: "a closed timeline is kept", kills: &["line-retired-early"], run: closed_timeline_is_kept },
     Case { name: "a trim of a closed pool", kills: &["closed-keeps-out"], run: closed_pool_is_trimmed },
     Case { name: "a stream adopted again", kills: &["line-unlinked"], run: adopted_again },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
@@ -172,7 +172,7 @@ fn closing_marker_is_kept() -> Outcome {
 
 /// Closed is not complete: the line stays known. A part of the segment is in use, so that a trim, whose free would wait for the
 /// device, gives nothing back.
-fn closed_line_is_kept() -> Outcome {
+fn closed_timeline_is_kept() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
     drop(w.alloc(4, &s)?);

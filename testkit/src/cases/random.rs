@@ -24,7 +24,7 @@ const LENGTHS: [usize; 3] = [40, 80, 160];
 
 /// The verbs of a program; 0 is to allocate.
 const FREE: usize = 1;
-const FOREIGN: usize = 2;
+const CROSS_STREAM: usize = 2;
 const HOME: usize = 3;
 const UNKNOWN: usize = 4;
 const REBIRTH: usize = 5;
@@ -230,7 +230,7 @@ impl Run {
         });
         // Programs that never do this and mostly that meet what evenly mixed ones do not.
         let mut weights = WEIGHTS;
-        for w in &mut weights[FOREIGN..] {
+        for w in &mut weights[CROSS_STREAM..] {
             *w *= *dice.of(&[0, 1, 1, 4]);
         }
         let mut run = Run {
@@ -603,7 +603,7 @@ impl Run {
         let block = if self.live.is_empty() { None } else { Some(self.dice.below(self.live.len())) };
         match (verb.expect("a verb"), block) {
             (FREE, Some(i)) => self.free(i),
-            (FOREIGN, Some(i)) => self.foreign_use(i),
+            (CROSS_STREAM, Some(i)) => self.cross_stream_use(i),
             (HOME, Some(i)) => {
                 let (home, writes) = (self.live[i].home, self.dice.one_in(2));
                 if self.lines[home].stream.is_some() && self.order(i, home, writes)? {
@@ -744,7 +744,7 @@ impl Run {
     }
 
     /// A use on another stream: declared before or after the launch, or exact; now and then only declared.
-    fn foreign_use(&mut self, i: usize) -> Outcome {
+    fn cross_stream_use(&mut self, i: usize) -> Outcome {
         let (on, s) = self.any();
         let home = self.live[i].home;
         let writes = self.dice.one_in(2);

@@ -47,7 +47,7 @@ pub fn the_same_stream_reuses_at_once<T: Bench>(b: &T) {
 }
 
 /// A stream that is ordered after the free gets the bytes, without growing and without a wait.
-pub fn an_ordered_stream_is_lent_the_bytes<T: Bench>(b: &T) {
+pub fn an_ordered_stream_gets_the_bytes<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let gate = b.gate(s.native());

@@ -395,7 +395,7 @@ impl<D: Driver> Drop for Owner<D> {
 /// an array it is written on two streams and read back; dropped in flight, on another thread, it keeps its owner until
 /// the device is done with it.
 #[allow(unsafe_code, reason = "the library's block lives as long as its owner, and nobody else uses it")]
-pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
+pub fn c05_an_external_range_keeps_its_owner<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let library = allocator(b, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
     let theirs = library.stream().expect("a stream");

@@ -32,7 +32,7 @@ pub fn a_new_tenant_reads_zeroes<T: Bench>(b: &T) {
 }
 
 /// Migrated behind a wait: the fill is on the receiver's stream, after the source's work.
-pub fn a_borrower_reads_zeroes<T: Bench>(b: &T) {
+pub fn a_receiver_reads_zeroes<T: Bench>(b: &T) {
     let gpu = allocator(b, scrubbing());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let block = gpu.alloc(BLOCK, &s).expect("memory");

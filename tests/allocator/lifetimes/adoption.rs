@@ -98,7 +98,7 @@ fn two_allocators_share_timelines() {
 
 /// Streams of another allocator and of another device are typed errors wherever a stream is taken.
 #[test]
-fn foreign_streams_are_typed_errors() {
+fn streams_of_other_allocators_are_typed_errors() {
     let world = Sim::devices(2, GIB);
     let (here, there) = (on(&world[0], Config::default()), on(&world[1], Config::default()));
     let sibling = on(&world[0], Config::default());
