@@ -47,9 +47,9 @@ const DIRECTED_ONLY: &[(Bug, &str)] = &[
         Bug::EndUnwaited,
         "no wait fails at the end of a random program, which is judged by what is left on the device",
     ),
-    (Bug::LineUnlinked, "it breaks nothing, and the memory that it costs is bounded"),
+    (Bug::TimelineUnlinked, "it breaks nothing, and the memory that it costs is bounded"),
     (
-        Bug::KeeperFirstDone,
+        Bug::DeferredFirstDone,
         "the programs bring in few arrays of others', whose owners are blocks of the same allocator: 10,000 do not show it",
     ),
     (Bug::HintNeverRaised, "it breaks nothing, and the memory that it costs is bounded"),
@@ -133,9 +133,9 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     ),
     (&[Bug::Z5, Bug::OwnThreadUnasked], "the programs make no threads' default streams"),
     (&[Bug::Z12, Bug::PeerTargetEarly, Bug::PeerUnwaited, Bug::PeerLost], "the programs have one device"),
-    (&[Bug::Z4, Bug::LineUnlinked], "the programs adopt no streams of others"),
+    (&[Bug::Z4, Bug::TimelineUnlinked], "the programs adopt no streams of others"),
     (&[Bug::ScrubSkipped, Bug::ScrubUnborn], "the programs do not scrub"),
-    (&[Bug::ForeignAtOnce, Bug::KeeperFirstDone], "the programs bring in no memory of others"),
+    (&[Bug::ExternalAtOnce, Bug::DeferredFirstDone], "the programs bring in no memory of others"),
     (
         &[Bug::SimPinnedUnrefused, Bug::SimPinnedReached],
         "the programs name no pinned memory to the device's safe calls",
@@ -187,7 +187,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::OpenForgotten], "what it keeps goes with the allocator, as each program ends"),
     (&[Bug::WaitProvesNewest], "the host waits for no token before a program's end"),
     (
-        &[Bug::Z13, Bug::LineRetiredEarly, Bug::ClosedAdmits, Bug::ClosedDrainsOrdered],
+        &[Bug::Z13, Bug::TimelineRetiredEarly, Bug::ClosedAdmits, Bug::ClosedDrainsOrdered],
         "it survives all of four blocks' operations, and of five there are 2,893,900",
     ),
     (&[Bug::Z36], "it survives all of the range's six operations, and of seven there are 456,579"),
@@ -211,11 +211,11 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
 /// Bugs that only operations on arrays, guards, tokens and external memory can show: programs of arrays look for them.
 fn is_of_arrays(bug: Bug) -> bool {
     use Bug::{
-        ForeignAtOnce, GuardSealedEarly, KeeperAtOnce, KeeperErrorDone, KeeperFirstDone, LargeSourceUnseen,
-        PanicUnsealed, PartForgetsHome, Z33, Z35,
+        DeferredAtOnce, DeferredErrorDone, DeferredFirstDone, ExternalAtOnce, GuardSealedEarly,
+        LargeSourceUnseen, PanicUnsealed, PartForgetsHome, Z33, Z35,
     };
-    matches!(bug, Z33 | Z35 | ForeignAtOnce | GuardSealedEarly | KeeperAtOnce | KeeperErrorDone)
-        || matches!(bug, KeeperFirstDone | LargeSourceUnseen | PanicUnsealed | PartForgetsHome)
+    matches!(bug, Z33 | Z35 | ExternalAtOnce | GuardSealedEarly | DeferredAtOnce | DeferredErrorDone)
+        || matches!(bug, DeferredFirstDone | LargeSourceUnseen | PanicUnsealed | PartForgetsHome)
         || bug.name().starts_with("array-")
 }
 

@@ -136,25 +136,25 @@ pub fn pinned_use_is_over(complete: bool) -> bool {
 /// Whether the owner of external memory is kept until what used its memory is complete.
 #[inline]
 pub fn keeps_external() -> bool {
-    !mutant!(ForeignAtOnce)
+    !mutant!(ExternalAtOnce)
 }
 
 /// Whether a dropped token's value is kept until its operation is complete.
 #[inline]
 pub fn files_values() -> bool {
-    !mutant!(KeeperAtOnce)
+    !mutant!(DeferredAtOnce)
 }
 
 /// Whether a value one of whose uses is over is kept for the next use.
 #[inline]
 pub fn keeps_for_next_use() -> bool {
-    !mutant!(KeeperFirstDone)
+    !mutant!(DeferredFirstDone)
 }
 
 /// Whether a query that failed releases what is kept for it.
 #[inline]
 pub fn error_ends_keeping() -> bool {
-    mutant!(KeeperErrorDone)
+    mutant!(DeferredErrorDone)
 }
 
 /// Whether a source of this many bytes is kept until its copy is complete.
@@ -451,31 +451,31 @@ pub fn read_ends_uses(reads: bool) -> bool {
 /// Whether earlier borrowed uses end with the next borrow: with an exclusive access to the whole.
 #[inline]
 pub fn ends_borrows(whole: bool) -> bool {
-    whole || mutant!(CudaLentEndsEarly)
+    whole || mutant!(CudaBorrowEndsEarly)
 }
 
 /// Whether a refused write of the whole seals earlier borrowed uses: all of their work was queued before.
 #[inline]
 pub fn refused_ends_borrows() -> bool {
-    !mutant!(CudaLentForEver)
+    !mutant!(CudaBorrowForEver)
 }
 
 /// Whether a borrow is kept as a use.
 #[inline]
 pub fn keeps_borrow() -> bool {
-    !mutant!(CudaLentUnseen)
+    !mutant!(CudaBorrowUnseen)
 }
 
 /// Whether a borrowed use is sealed when it begins.
 #[inline]
 pub fn borrow_ends_at_once() -> bool {
-    mutant!(CudaLentSealed)
+    mutant!(CudaBorrowSealed)
 }
 
 /// Whether an array borrowed by many streams counts as borrowed by all of them instead.
 #[inline]
 pub fn borrowed_by_all() -> bool {
-    !mutant!(CudaLentToNobody)
+    !mutant!(CudaBorrowForgotten)
 }
 
 /// Whether an operation is kept as a use if it was queued and no marker could be made.
@@ -589,13 +589,13 @@ pub fn may_retire(number: Epoch, seen: Epoch) -> bool {
 /// Whether a timeline may leave the table: closed, with nothing pending.
 #[inline]
 pub fn may_leave(seen: u64, submitted: u64) -> bool {
-    seen >= submitted || mutant!(LineRetiredEarly)
+    seen >= submitted || mutant!(TimelineRetiredEarly)
 }
 
 /// Whether a stream's entry is removed with a timeline: it is that timeline's, and not a later one's.
 #[inline]
 pub fn leaves_with(own: bool) -> bool {
-    own || mutant!(LineUnlinked)
+    own || mutant!(TimelineUnlinked)
 }
 
 /// Whether a marker carries what its stream was ordered after.
@@ -619,7 +619,7 @@ pub fn learns_unwaited() -> bool {
 /// Which timeline a wait updates.
 #[inline]
 pub fn learnt_of(on: u32) -> u32 {
-    on + u32::from(mutant!(WaitWrongLine))
+    on + u32::from(mutant!(WaitWrongTimeline))
 }
 
 /// Whether a host wait for a marker proves all later ones.
@@ -637,7 +637,7 @@ pub fn completion_proves_now() -> bool {
 /// Whether the marker above a complete one counts as complete.
 #[inline]
 pub fn completes_next() -> bool {
-    mutant!(FoldOffByOne)
+    mutant!(PollOffByOne)
 }
 
 /// Whether a marker whose event a capture took still covers what it covered.

@@ -52,10 +52,10 @@ pub(super) const CASES: &[Case] = &[
         kills: &["open-ends-early"],
         run: guarded_beside_many,
     },
-    Case { name: "a shared source whose token is dropped", kills: &["keeper-at-once"], run: shared_source },
+    Case { name: "a shared source whose token is dropped", kills: &["deferred-at-once"], run: shared_source },
     Case {
         name: "a query that fails while a source is kept",
-        kills: &["keeper-error-done"],
+        kills: &["deferred-error-done"],
         run: failing_query,
     },
     Case {
@@ -64,10 +64,10 @@ pub(super) const CASES: &[Case] = &[
         run: large_source,
     },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
-    Case { name: "an owner of external memory", kills: &["foreign-at-once"], run: external_owner },
+    Case { name: "an owner of external memory", kills: &["external-at-once"], run: external_owner },
     Case {
         name: "an owner of external memory, one of whose streams was synchronised",
-        kills: &["keeper-first-done"],
+        kills: &["deferred-first-done"],
         run: external_owner_of_two,
     },
 ];

@@ -16,9 +16,9 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a record that fails", kills: &["failed-record"], run: failed_record },
     Case { name: "what a marker knew", kills: &["z30"], run: what_a_marker_knew },
     Case { name: "what a complete marker knew", kills: &["complete-joins-now"], run: complete_marker_knew },
-    Case { name: "whose marker it was", kills: &["wait-wrong-line"], run: whose_marker },
+    Case { name: "whose marker it was", kills: &["wait-wrong-timeline"], run: whose_marker },
     Case { name: "the marker that covers", kills: &["cover-older"], run: covering_marker },
-    Case { name: "one marker complete, one not", kills: &["fold-off-by-one"], run: half_complete },
+    Case { name: "one marker complete, one not", kills: &["poll-off-by-one"], run: half_complete },
     Case { name: "synchronize means complete", kills: &["z11"], run: synchronize_is_real },
     Case {
         name: "names of streams that are gone",
