@@ -528,7 +528,7 @@ fn copies(
     back.context().check_err().expect_err("cudarc did not wait");
 }
 
-/// Dropped under copies that nobody waited for.
+/// Dropped under copies that were not waited for.
 fn pinned_of_one_round(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
     let mut x = b.zeros(&home);
@@ -655,7 +655,7 @@ fn captures(b: &Bench, seed: u64) -> Round<'_> {
     repeated(b, calls)
 }
 
-/// The call on streams that somebody holds; false of pooled slices.
+/// The call on streams with references; false of pooled slices.
 fn is_held(call: &mut Call) -> bool {
     match call {
         Call::Send { on, .. }
@@ -732,7 +732,7 @@ fn every_leak_of_cudarcs_calls_is_found() {
         }
         let _ = writeln!(table, "{row}");
     }
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let _ = writeln!(
         std::io::stderr(),
         "\n| bug | what is wrong | found by, and what grows |\n|---|---|---|\n{table}"

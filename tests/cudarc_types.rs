@@ -241,7 +241,7 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
     rig.clean();
 }
 
-/// A graph would replay into bytes that are somebody else's by then: cudarc captures and launches with safe calls.
+/// A graph would replay into bytes that belong to others by then: cudarc captures and launches with safe calls.
 #[test]
 fn a_capturing_stream_gets_no_address() {
     let Some(rig) = rig() else { return };
@@ -409,7 +409,7 @@ fn without_context_events_the_host_waits_for_unknown_streams() {
         let stranger = given(&rig, &gpu, Unknown).theirs;
         stranger.memcpy_dtod(&x, &mut a).expect("a reader");
         let waited = fake.calls("cuCtxSynchronize");
-        // It is asked again by whoever waits instead.
+        // A thread that waits instead queries it again.
         (1..=2).for_each(|nth| fake.fail_next("cuCtxRecordEvent", nth, 801));
         x.fill_bytes(0, &home).expect("behind the reader");
         assert_eq!(fake.calls("cuCtxSynchronize") - waited, 1, "by the host");
@@ -419,7 +419,7 @@ fn without_context_events_the_host_waits_for_unknown_streams() {
     rig.clean();
 }
 
-/// A stream is destroyed when nobody has its alias any more, not before: no call ever meets another stream's handle.
+/// A stream is destroyed when no alias of it is left, not before: no call ever meets another stream's handle.
 #[test]
 fn an_alias_outlives_its_stream_and_the_allocator() {
     let Some(rig) = rig() else { return };

@@ -97,7 +97,7 @@ fn searched(bug: Bug) -> (Vec<&'static str>, Vec<&'static str>) {
     (searches.into_iter().filter(|(finds, _)| *finds).map(|(_, who)| who).collect(), reasons)
 }
 
-/// No bug is left to scenarios alone unless somebody said why, and no reason stays for one that is found.
+/// No bug is left to scenarios alone without a reason, and no reason stays for one that is found.
 #[test]
 fn every_bug_is_found_by_random_programs_or_a_reason_says_why_not() {
     for &bug in Bug::ALL {
@@ -610,7 +610,7 @@ fn every_planted_bug_is_found() {
         }
         (table, missed)
     });
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let _ = writeln!(
         std::io::stderr(),
         "\n| bug | what is wrong | scenario | random operations | small programs |\n|---|---|---|---|---|\n{table}"

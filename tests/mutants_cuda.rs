@@ -235,7 +235,7 @@ fn every_bug_of_the_backend_is_found() {
     let unlisted: Vec<_> = Bug::CUDA.iter().filter(|b| KILLERS.iter().all(|(k, _)| k != *b)).collect();
     assert!(unlisted.is_empty(), "no test is named for {unlisted:?}");
     let Ok(executables) = std::env::var("MILLPOND_CUDA_TESTS") else {
-        // Past the test harness, which shows what a passing test prints to nobody.
+        // Past the test harness, which hides what a passing test prints.
         let _ = writeln!(std::io::stderr(), "SKIPPED: bugs of the CUDA backend, which .ci/mutants plants");
         return;
     };

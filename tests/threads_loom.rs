@@ -386,7 +386,7 @@ fn orphans_are_counted_once() {
         };
         pool.1.store(1, Ordering::Release);
         let live = pool.0.lock().0;
-        // Between the two holds the last allocation goes, and nobody will say so.
+        // Between the two holds the last allocation goes, without any notice.
         if live > 0 {
             pool.1.fetch_add(1, Ordering::AcqRel);
         }

@@ -220,7 +220,7 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
                 "behind copies that read"
             );
             assert_eq!(launches(&mut slice), [0, 2, 1], "once");
-            // Nobody knows that the launches were made, and cudarc's event of writes is behind the copies all the same.
+            // The allocator does not know that the launches were made, and cudarc's event of writes is behind the copies nevertheless.
             assert_eq!(writes(&one, &mut slice), [0, 2, 1]);
         }
     }

@@ -326,7 +326,7 @@ const ONCE: &[&str] = &[
     "h02_a_peer_copy_is_ordered_if_the_driver_panics",
 ];
 
-/// Tests of rows that a row's list does not name are repeated too: whoever adds one adds it there.
+/// Tests of rows that a row's list does not name are repeated too: a new one is added there.
 #[test]
 fn every_test_of_rows_is_repeated() {
     let repeated = repeated();

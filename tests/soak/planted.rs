@@ -106,7 +106,7 @@ fn every_leak_is_found() {
             Err(why) => missed.push(why),
         }
     }
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let _ = writeln!(
         std::io::stderr(),
         "\n| bug | what is wrong | found by, and what grows | random |\n|---|---|---|---|\n{table}"

@@ -88,7 +88,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
                 assert_eq!([door.one(end), Door(4000).trim()], [UNKNOWN_ALLOCATOR; 2]);
             }
             // What is known to be complete goes back by a trim: device memory whose last stream was named, but not pinned memory
-            // that was freed by nobody knows whom.
+            // that was freed with unknown users.
             let door = freed_after(&cuda, &s, fake, end, "");
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };

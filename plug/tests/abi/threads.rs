@@ -233,7 +233,7 @@ fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
     let request = || assert_eq!(door.free(alloc(door, 4096)), OK);
     let (first, next) = (calls(&request), calls(&request));
     let (pools, taken) = (pools(door), door.stat("reserved"));
-    // Nobody waits for a device on which somebody captures.
+    // Nobody waits for a device on which other code captures.
     let end =
         calls(&|| assert_eq!(door.one(if captures { "millpond_release" } else { "millpond_destroy" }), OK));
     assert_eq!(

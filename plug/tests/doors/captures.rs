@@ -123,7 +123,7 @@ impl World {
         }
         let device = usize::from(b >= 224);
         driver::bind(self.contexts[device]);
-        // The legacy stream cannot. Where nobody captures but on declared streams, it is one of those.
+        // The legacy stream cannot. Where nothing captures but on declared streams, it is one of those.
         let origin = if self.quiet {
             let slot = if device == 1 { 3 } else { usize::from(a) % 3 };
             let declared = self.streams[slot].filter(|m| m.declared && self.mail.is_none());
@@ -299,7 +299,7 @@ impl World {
         let door = self.slots[slot];
         let (device, open) = (self.doors[door].device, self.doors[door].open);
         let on = if device == 1 { 3 } else { usize::from(b) % 3 };
-        // Where nobody captures but on declared streams, they do not while others call.
+        // Where nothing captures but on declared streams, they do not while others call.
         let there =
             self.streams[on].filter(|m| m.permanent && !m.blocking && !self.quiet && !driver::is_broken());
         let Some(made) = there else { return };
@@ -338,7 +338,7 @@ impl World {
         self.nobody_joined();
     }
 
-    /// Somebody captures there for as long as a record of the next call, too: no question sees that one. A context-wide record would
+    /// Other code captures there for as long as a record of the next call, too: no question sees that one. A context-wide record would
     /// destroy it, which the stand-in tells.
     fn capture_around_records(&mut self, on: Named, c: u8) {
         let call = if c < 128 { c"cuCtxRecordEvent" } else { c"cuEventRecord" };

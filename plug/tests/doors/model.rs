@@ -66,7 +66,7 @@ pub(crate) struct Door {
     pub(crate) life: Arc<AtomicU8>,
     pub(crate) torch: bool,
     pub(crate) scrubs: bool,
-    /// It said that somebody may capture, which holds for all of its device.
+    /// It said that other code may capture, which holds for all of its device.
     pub(crate) expects: bool,
     pub(crate) limit: Option<u64>,
     /// Handles of made streams that were named to it.

@@ -114,7 +114,7 @@ pub(crate) struct World {
     /// A driver call failed: what a failed call recorded may stay recorded.
     struck: bool,
     show: bool,
-    /// Nobody captures but on declared streams, and allocators are told so.
+    /// Nothing captures but on declared streams, and allocators are told so.
     quiet: bool,
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,

@@ -55,7 +55,7 @@ fn borrowed<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D
     Ok(())
 }
 
-/// The whole program, and its streams: what their destructors meet, nobody is told.
+/// The whole program, and its streams: no call returns the errors that their destructors meet.
 pub(crate) fn program<D: Driver + Kernels>(gpu: &Allocator<D>) -> Result<[Stream<D>; 2], Error> {
     let (s, t) = (gpu.stream()?, gpu.stream()?);
     owned(gpu, &s, &t)?;

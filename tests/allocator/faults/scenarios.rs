@@ -39,7 +39,7 @@ fn external(st: &mut Stage) -> Result<(), Stop> {
         let stream = library.stream()?;
         let block = library.alloc(MIB, &stream)?;
         let memory = ExternalMemory { address: block.address(), bytes: MIB, device: library.device() };
-        // SAFETY: the block is the array's owner, so that it outlives it, and is used by nobody else.
+        // SAFETY: the block is the array's owner, so that it outlives it, and nothing else uses it.
         let made = unsafe { DeviceArray::<u32, _>::from_external(memory, LENGTH, &st.streams["a"], block) };
         *brought.lock().unwrap() = Some((made.map_err(|(_, e)| e)?, stream, library));
         Ok(())

@@ -1,5 +1,5 @@
-//! Streams that somebody else made: adopted twice, again after a close, by two allocators, on the wrong thread, and
-//! destroyed behind the allocator's back.
+//! Streams that other code made: adopted twice, again after a close, by two allocators, on the wrong thread, and
+//! destroyed without the allocator's knowledge.
 
 use crate::rig::{all_back, all_clean, check, late, on, write};
 use millpond::driver::Fences;

@@ -1,10 +1,10 @@
-//! How uses on other streams are told: until the free, until an event, shared, freed on, independent.
+//! How uses on other streams are declared: until the free, until an event, shared, freed on, independent.
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::MIB;
 use millpond::{Config, Error, Limit, Policy};
 
-/// One block's worth of memory: whoever wants the bytes has to come after their last user.
+/// One block's worth of memory: the next owner of the bytes has to come after their last user.
 fn tight() -> Config {
     Config::default().limit(Limit::Bytes(64 * MIB))
 }
