@@ -121,7 +121,7 @@ fn a_stream_that_captures_while_a_free_asks_the_others_lives() {
     });
 }
 
-/// Has somebody capture on a stream for as long as each of the next records of this kind.
+/// Captures on a stream for as long as each of the next records of this kind.
 fn around(records: &CStr, s: &GpuStream) {
     let around = function_of_driver::<extern "C" fn(*const c_char, u64, u64)>("millpond_fake_capture_around");
     (1..=8).for_each(|nth| around(records.as_ptr(), nth, s.handle().addr() as u64));

@@ -1,5 +1,5 @@
-//! Threads that come and go, each on its own default stream: nobody says that one ends, and what it freed serves others all
-//! the same.
+//! Threads that come and go, each on its own default stream: no call announces that one ends, and what it freed serves others
+//! nevertheless.
 
 use super::{
     Door, Fake, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver, last, program,

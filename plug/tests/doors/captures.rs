@@ -14,7 +14,7 @@ use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// The modes: global, of the thread, relaxed. The last is anybody's to end.
+/// The modes: global, of the thread, relaxed. Any code may end the last.
 const RELAXED: u32 = 2;
 /// A driver that does not do these cannot be asked who captures, nor told to spare captures: then they may end.
 const SPARING: [&CStr; 2] = [c"cuThreadExchangeStreamCaptureMode", c"cuStreamIsCapturing"];
@@ -79,7 +79,7 @@ impl World {
         let seen = self.captures.iter().any(|c| c.device == device && declared.iter().any(|w| c.has(*w)));
         let some = self.captures.iter().any(|c| c.device == device);
         for capture in &mut self.captures {
-            // A question that fails tells nothing.
+            // A check that fails shows nothing.
             capture.may_be_lost |= capture.device == device && (!seen || fault > 0);
         }
         if some { Status::Capturing } else { Status::Ok }
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Behind the last capture: each allocator of the device is told that it is quiet, and then holds nothing back.
+    /// After the last capture: each allocator of the device is synchronised, and then holds nothing back.
     fn nothing_is_held_back(&mut self, device: usize) {
         if self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
             return;
