@@ -24,8 +24,8 @@ use std::hint::black_box;
 
 /// Pairs in one count, and frees; budgets are for one.
 const TIMES: usize = 1000;
-/// Lends in one count.
-const LENDS: usize = 60;
+/// Migrations in one count.
+const MIGRATIONS: usize = 60;
 /// Random pairs in one count.
 const CHURNS: usize = 10_000;
 
@@ -86,12 +86,12 @@ fn from_elsewhere() -> (Rig, Vec<Allocation<Null>>) {
 }
 
 /// A pool whose free range, which is complete, another stream's misses borrow from.
-fn lender() -> (Rig, Vec<Allocation<Null>>) {
+fn source() -> (Rig, Vec<Allocation<Null>>) {
     let rig = Rig::new();
-    drop(rig.alloc((LENDS as u64 + 1) * 2 * MIB));
+    drop(rig.alloc((MIGRATIONS as u64 + 1) * 2 * MIB));
     rig.gpu.synchronize().expect("the null device");
-    let first = rig.gpu.alloc(2 * MIB, &rig.other).expect("a lend");
-    let mut kept = Vec::with_capacity(LENDS + 1);
+    let first = rig.gpu.alloc(2 * MIB, &rig.other).expect("a migration");
+    let mut kept = Vec::with_capacity(MIGRATIONS + 1);
     kept.push(first);
     (rig, kept)
 }
@@ -147,10 +147,10 @@ fn free_elsewhere((rig, mut blocks): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<
     (rig, blocks)
 }
 
-#[library_benchmark(setup = lender)]
-fn lend((rig, mut kept): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<Allocation<Null>>) {
-    for _ in 0..LENDS {
-        kept.push(rig.gpu.alloc(black_box(2 * MIB), &rig.other).expect("a lend"));
+#[library_benchmark(setup = source)]
+fn migrate((rig, mut kept): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<Allocation<Null>>) {
+    for _ in 0..MIGRATIONS {
+        kept.push(rig.gpu.alloc(black_box(2 * MIB), &rig.other).expect("a migration"));
     }
     (rig, kept)
 }
@@ -172,7 +172,7 @@ fn churn((line, mut slots, work): (Ours, Slots<Ours>, Workload)) -> (Ours, Slots
 
 library_benchmark_group!(
     name = hit,
-    benchmarks = [exact, split_and_merge, free_elsewhere, lend, take_after_drain, churn]
+    benchmarks = [exact, split_and_merge, free_elsewhere, migrate, take_after_drain, churn]
 );
 
 main!(

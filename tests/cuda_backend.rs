@@ -285,7 +285,7 @@ fn every_kind_of_stream_has_one_identity() {
         .expect("no panic")
     });
     assert_ne!(elsewhere.info().id, mine.info().id);
-    // Nobody needs a reference to come by a default stream: whether its thread has ended is not the reference's to tell.
+    // No reference is needed to get a default stream: whether its thread has ended does not follow from the reference.
     assert_eq!([&elsewhere, &mine].map(|s| cuda.is_last_reference(s)), [false; 2]);
     drop(range);
 
@@ -390,7 +390,7 @@ fn a_capture_on_any_known_stream_survives_a_context_wide_marker() {
     rig.clean();
 }
 
-/// Why a marker that was recorded in somebody's capture may be thrown away: it is no part of the graph.
+/// Why a marker that was recorded in a capture by other code may be thrown away: it is no part of the graph.
 #[test]
 #[allow(unsafe_code, reason = "a graph's nodes are counted")]
 fn a_record_adds_nothing_to_a_graph() {
@@ -410,7 +410,7 @@ fn a_record_adds_nothing_to_a_graph() {
         // SAFETY: no nodes are asked for, only how many there are.
         let counted = unsafe { sys::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut nodes) };
         assert_eq!((counted, nodes), (sys::CUresult::CUDA_SUCCESS, 0), "{records} records");
-        // SAFETY: ended above, and used by nobody.
+        // SAFETY: ended above, and nothing uses it.
         unsafe { result::graph::destroy(graph) }.expect("destroyed");
     }
     drop((known, event, native, theirs));
@@ -422,7 +422,7 @@ fn a_record_adds_nothing_to_a_graph() {
 fn ended(native: &CudaStream) -> Result<(), sys::CUresult> {
     // SAFETY: the stream is alive, and its capture began on it.
     let graph = unsafe { result::stream::end_capture(native.cu_stream()) }.map_err(|e| e.0)?;
-    // SAFETY: ended above, and used by nobody.
+    // SAFETY: ended above, and nothing uses it.
     unsafe { result::graph::destroy(graph) }.expect("destroyed");
     Ok(())
 }
@@ -481,7 +481,7 @@ fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
     rig.clean();
 }
 
-/// The last value of a context gives back its kernels, and what they needed, in the middle of somebody's capture.
+/// The last value of a context gives back its kernels, and what they needed, in the middle of a capture by other code.
 #[test]
 fn somebody_elses_capture_survives_the_end_of_the_backend() {
     let Some(rig) = rig() else { return };
@@ -528,7 +528,7 @@ fn memory_is_aligned_and_wrong_frees_are_refused_in_words() {
     assert!(e.message.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{e}");
 
     let page = cuda.pin(4096, HostKind::Cached).expect("pinned");
-    // SAFETY: the range is pinned and nobody else has it.
+    // SAFETY: the range is pinned and no other reference to it exists.
     let bytes = unsafe { std::slice::from_raw_parts(page.ptr().as_ptr(), 4096) };
     assert!(bytes.iter().all(|&b| b == 0), "zeroed when new");
     drop((range, page));
@@ -577,7 +577,7 @@ fn options_say_where_segments_come_from_and_wipe_them() {
         (wiping.allocate(MIB).expect("memory"), wiping.pin(4096, HostKind::Cached).expect("page"));
     drop((range, page));
     assert_eq!(rig.calls_of("cuMemsetD8Async"), fills + 1, "the segment is overwritten before it goes back");
-    // An allocator that scrubs wipes at the hand-out and before the segment goes back; one that does not, never.
+    // An allocator that scrubs wipes at the allocation and before the segment goes back; one that does not, never.
     for (scrub, wiped) in [(true, 2), (false, 0)] {
         let fills = rig.calls_of("cuMemsetD8Async");
         let gpu = Allocator::new(rig.cuda.clone(), Config::default().scrub(scrub)).expect("an allocator");

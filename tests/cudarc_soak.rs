@@ -291,7 +291,7 @@ programs! {
     random_captures_1: |b| captures(b, 1);
 }
 
-/// Lent to one stream after the other, and never freed.
+/// Borrowed on one stream after the other, and never freed.
 fn arrays_that_stay(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
     let (mut x, mut y) = (sevens(&b.gpu, &home), b.zeros(&home));
@@ -343,7 +343,7 @@ fn only_read(b: &Bench) -> Round<'_> {
     })
 }
 
-/// The same where somebody may capture, so that nothing is lent to all.
+/// The same where other code may capture, so that no use becomes one of all streams.
 fn only_read_beside_captures(b: &Bench) -> Round<'_> {
     b.rig.cuda.expect_captures();
     only_read(b)
@@ -534,7 +534,7 @@ fn copies(
     back.context().check_err().expect_err("cudarc did not wait");
 }
 
-/// Dropped under copies that nobody waited for.
+/// Dropped under copies that were not waited for.
 fn pinned_of_one_round(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
     let mut x = b.zeros(&home);
@@ -620,8 +620,8 @@ fn random_all(b: &Bench, seed: u64) -> Round<'_> {
     repeated(b, calls)
 }
 
-/// The same where captures are expected, so that nothing is lent to all, and one array is only ever read, on two streams of each round. On
-/// streams that nobody holds nothing is written, and no pooled slice dropped: nobody could mark them there.
+/// The same where captures are expected, so that no use becomes one of all streams, and one array is only ever read, on two streams of each round.
+/// On streams without references nothing is written, and no pooled slice dropped: no call could mark them there.
 fn readers(b: &Bench, seed: u64) -> Round<'_> {
     const LAST: usize = ARRAYS - 1;
     b.rig.cuda.expect_captures();
@@ -661,7 +661,7 @@ fn captures(b: &Bench, seed: u64) -> Round<'_> {
     repeated(b, calls)
 }
 
-/// The call on streams that somebody holds; false of pooled slices.
+/// The call on streams with references; false of pooled slices.
 fn is_held(call: &mut Call) -> bool {
     match call {
         Call::Send { on, .. }
@@ -738,7 +738,7 @@ fn every_leak_of_cudarcs_calls_is_found() {
         }
         let _ = writeln!(table, "{row}");
     }
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let _ = writeln!(
         std::io::stderr(),
         "\n| bug | what is wrong | found by, and what grows |\n|---|---|---|\n{table}"

@@ -212,7 +212,7 @@ fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_blames_nobody() {
     rig.clean();
 }
 
-/// What was lent lasts until the array is borrowed alone and whole; what is then given to the stream is not waited for.
+/// A borrowed use lasts until the array is borrowed exclusively and whole; what is then queued on the stream is not waited for.
 #[test]
 fn a_write_to_the_whole_ends_what_was_borrowed() {
     let Some(rig) = rig() else { return };
@@ -233,7 +233,7 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
         theirs.memset_zeros(&mut busy).expect("something else on the stream");
         x.fill_bytes(2, &home).expect("filled");
         assert_eq!(waits() - before, 1, "and the next one for nobody");
-        // Lent for writing at home: whoever comes from elsewhere waits for what home holds, until it is over.
+        // Borrowed for writing at home: an operation elsewhere waits for everything that home holds, until the borrow is over.
         home.cudarc().expect("its alias").memset_zeros(&mut x).expect("filled");
         assert_eq!(read(&theirs, &x), vec![0; WORDS], "behind the home stream");
         assert_eq!(waits() - before, 2);
@@ -241,7 +241,7 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
     rig.clean();
 }
 
-/// A graph would replay into bytes that are somebody else's by then: cudarc captures and launches with safe calls.
+/// A graph would replay into bytes that belong to others by then: cudarc captures and launches with safe calls.
 #[test]
 fn a_capturing_stream_gets_no_address() {
     let Some(rig) = rig() else { return };
@@ -271,7 +271,7 @@ fn a_capturing_stream_gets_no_address() {
     rig.clean_but_for_errors();
 }
 
-/// A lent use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
+/// A borrowed use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
 /// between.
 #[test]
 fn what_is_queued_late_under_a_borrow_is_waited_for() {
@@ -409,7 +409,7 @@ fn without_context_events_the_host_waits_for_unknown_streams() {
         let stranger = given(&rig, &gpu, Unknown).theirs;
         stranger.memcpy_dtod(&x, &mut a).expect("a reader");
         let waited = fake.calls("cuCtxSynchronize");
-        // It is asked again by whoever waits instead.
+        // A thread that waits instead queries it again.
         (1..=2).for_each(|nth| fake.fail_next("cuCtxRecordEvent", nth, 801));
         x.fill_bytes(0, &home).expect("behind the reader");
         assert_eq!(fake.calls("cuCtxSynchronize") - waited, 1, "by the host");
@@ -419,7 +419,7 @@ fn without_context_events_the_host_waits_for_unknown_streams() {
     rig.clean();
 }
 
-/// A stream is destroyed when nobody has its alias any more, not before: no call ever meets another stream's handle.
+/// A stream is destroyed when no alias of it is left, not before: no call ever meets another stream's handle.
 #[test]
 fn an_alias_outlives_its_stream_and_the_allocator() {
     let Some(rig) = rig() else { return };

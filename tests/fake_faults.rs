@@ -37,7 +37,7 @@ fn fake(when: When) -> Option<Fake> {
     remote::fake_or_skip(GIB, 1, when)
 }
 
-/// Calls that give something back, and what is left where one of them fails in a destructor, who can tell nobody: that
+/// Calls that give something back, and what is left where one of them fails in a destructor, which can return no error: that
 /// one thing. Whatever else was taken comes back.
 const GIVE_BACK: &[(&str, &str)] = &[
     ("cuMemFree_v2", "Plain"),
@@ -55,7 +55,7 @@ fn is_its_own(name: &str, leaks: &str) -> bool {
     GIVE_BACK.iter().any(|(call, what)| *call == name && leaks.lines().count() == 1 && leaks.contains(what))
 }
 
-/// The last thing that a verb does when its work is done: nobody is told that it failed. The next call says so, if
+/// The last thing that an operation does when its work is done: its failure is not returned. The next call returns it, if
 /// there is one.
 const LAST: &[&str] = &["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode"];
 
@@ -92,7 +92,7 @@ fn every_call_fails(fake: &Fake, program: &Program, code: u32) -> BTreeMap<Strin
             }
             Ok(()) => {}
             Err(Error::Driver(e) | Error::Unavailable(Unavailable::Driver(e))) => {
-                // Code 0: the loss was met where nobody could be told, and the next call says so.
+                // Code 0: the loss was met where no call could return it, and the next call does.
                 assert!(e.code == code || (code == 700 && e.code == 0), "{place}: {e}");
                 assert_eq!(e.is_context_lost(), code == 700, "{place}: {e}");
                 *failed.entry(name.clone()).or_default() += 1;
@@ -116,7 +116,7 @@ fn every_call_fails(fake: &Fake, program: &Program, code: u32) -> BTreeMap<Strin
     failed
 }
 
-/// Every program with every call failing with a code; each is told of the calls that it must be told of.
+/// Every program with every call failing with a code; each gets the errors of the calls that it must get.
 fn at_every_call(code: u32) {
     let Some(fake) = fake(When::Latest) else { return };
     for program in PROGRAMS {
@@ -184,8 +184,8 @@ fn not_ready_is_never_ready() {
     assert_eq!((fake.verdict(), fake.leaks()), (None, None));
 }
 
-/// A wait without a limit is the driver's own: one call, however long it takes. Its errors are told, what the copy was to
-/// fill comes back behind it all the same, and a context that it finds lost is known to be lost.
+/// A wait without a limit is the driver's own: one call, however long it takes. Its errors are returned, what the copy was to
+/// fill comes back behind it nevertheless, and a context that it finds lost is known to be lost.
 #[test]
 fn a_wait_without_a_limit_is_the_drivers() {
     let Some(fake) = fake(When::Latest) else { return };
@@ -299,7 +299,7 @@ fn counts_agree_with_the_driver() {
     assert_eq!(fake.leaks(), None);
 }
 
-/// Memory that is not aligned as heaps need is refused in words, and goes back; that it cannot go back is told too.
+/// Memory that is not aligned as heaps need is refused in words, and goes back; that it cannot go back is reported too.
 #[test]
 fn memory_that_is_not_aligned_is_refused_and_given_back() {
     let Some(fake) = fake(When::Latest) else { return };
@@ -414,7 +414,7 @@ fn a_missing_function_is_named() {
     }
     let (required, optional) = functions();
     assert!(required.len() > 40 && optional.len() >= 2, "{required:?} {optional:?}");
-    // Every eighth in an ordinary run, all of them where somebody asks for it: a process each.
+    // Every eighth in an ordinary run, all of them on request: a process each.
     let step = if std::env::var_os("MILLPOND_FAKE_ALL").is_some() { 1 } else { 8 };
     for symbol in required.iter().step_by(step) {
         let variant = without(symbol, &folder());

@@ -369,7 +369,7 @@ fn a_trim_asks_each_pool_once_and_not_about_each_segment() {
 enum Refuses {
     /// Only calls that name it mark it.
     HeldBack,
-    /// Somebody captures on it.
+    /// Other code captures on it.
     Captures,
     /// It was declared independent.
     Independent,

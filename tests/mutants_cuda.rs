@@ -79,7 +79,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (
-        Bug::CudaLentEndsEarly,
+        Bug::CudaBorrowEndsEarly,
         &[
             "cudarc_types::hazard_1_both_readers_are_waited_for",
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
@@ -91,7 +91,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     ),
     (Bug::CudaPinnedUnrefused, &["cuda_backend::no_safe_call_reaches_pinned_memory"]),
     (
-        Bug::CudaLentUnseen,
+        Bug::CudaBorrowUnseen,
         &[
             "cudarc_types::hazard_1_both_readers_are_waited_for",
             "cudarc_types::hazard_2_a_reader_whose_stream_was_dropped_is_waited_for",
@@ -99,14 +99,14 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (
-        Bug::CudaLentSealed,
+        Bug::CudaBorrowSealed,
         &[
             "cudarc_types::what_is_queued_late_under_a_borrow_is_waited_for",
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
     (
-        Bug::CudaLentToNobody,
+        Bug::CudaBorrowForgotten,
         &[
             "cudarc_types::an_array_that_many_streams_read_has_few_uses",
             "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
@@ -157,7 +157,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
         ],
     ),
     (
-        Bug::CudaLentForEver,
+        Bug::CudaBorrowForEver,
         &[
             "cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise",
             "cudarc_types::doors::what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise",
@@ -235,7 +235,7 @@ fn every_bug_of_the_backend_is_found() {
     let unlisted: Vec<_> = Bug::CUDA.iter().filter(|b| KILLERS.iter().all(|(k, _)| k != *b)).collect();
     assert!(unlisted.is_empty(), "no test is named for {unlisted:?}");
     let Ok(executables) = std::env::var("MILLPOND_CUDA_TESTS") else {
-        // Past the test harness, which shows what a passing test prints to nobody.
+        // Past the test harness, which hides what a passing test prints.
         let _ = writeln!(std::io::stderr(), "SKIPPED: bugs of the CUDA backend, which .ci/mutants plants");
         return;
     };

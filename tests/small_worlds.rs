@@ -52,7 +52,7 @@ fn all_small_programs() {
     // all of these, as far as asked; that they may is shown less far, where each is run in all ways of dealing its calls to two.
     for (length, threads) in [(length, 1), (dealt, 2)] {
         let programs = blocks::all(length, threads == 2, (part, of));
-        // Past the test harness, which shows what a passing test prints to nobody.
+        // Past the test harness, which hides what a passing test prints.
         let _ = writeln!(
             std::io::stderr(),
             "small worlds, part {part} of {of}: {programs} programs of {length} operations by {threads} of 2 threads{}",

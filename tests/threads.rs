@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
-/// What is handed from one thread to the next.
+/// What one thread passes to the next.
 struct Parcel<D: Driver> {
     block: Allocation<D>,
     pinned: Option<PinnedAllocation<D>>,
@@ -343,7 +343,7 @@ fn handles_are_dropped_all_at_once() {
 }
 
 /// Streams come and go on one thread, and their pools with them; another one reads the sums meanwhile. What a pool did that leaves is in
-/// them once: what was handed out never falls, as it would behind a sum that lacks a pool, or that has one twice.
+/// them once: what was allocated never falls, as it would after a sum that lacks a pool, or that has one twice.
 #[test]
 fn what_was_handed_out_never_falls() {
     const ROUNDS: u64 = 3000;

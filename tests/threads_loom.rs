@@ -272,8 +272,8 @@ fn one_segment(bytes: u64) -> (Toy, Allocator<Toy>, [millpond::Stream<Toy>; 2]) 
     (toy, gpu, streams)
 }
 
-/// A lend against a hit in the lender's pool: the bytes are in one place, and nobody is told that there are none. The
-/// lend takes the whole segment, so that the lender may find its own bytes gone and has to borrow them back.
+/// A migration against a hit in the source's pool: the bytes are in one place, and no request finds that there are none. The
+/// migration takes the whole segment, so that the source may find its own bytes gone and has to get them back.
 #[test]
 fn migration_hand_over() {
     explore(Some(3), || {
@@ -312,7 +312,7 @@ fn migration_hand_over() {
     assert!(is_caught(in_two_holds));
 }
 
-/// The hint that spares a lender's lock is never too low for good: once things are at rest, the range is found.
+/// The hint that saves a lock of the source's pool is never too low for good: once things are at rest, the range is found.
 #[test]
 fn the_hint_of_the_longest_range() {
     explore(None, || {
@@ -386,7 +386,7 @@ fn orphans_are_counted_once() {
         };
         pool.1.store(1, Ordering::Release);
         let live = pool.0.lock().0;
-        // Between the two holds the last allocation goes, and nobody will say so.
+        // Between the two holds the last allocation goes, without any notice.
         if live > 0 {
             pool.1.fetch_add(1, Ordering::AcqRel);
         }
@@ -398,7 +398,7 @@ fn orphans_are_counted_once() {
     assert!(is_caught(counted_outside_the_lock));
 }
 
-/// A trim has the only segment in hand when a request looks for it: the request waits for what becomes of it.
+/// A trim has the only segment in transit when a request looks for it: the request waits for what becomes of it.
 #[test]
 fn a_request_beside_a_trim() {
     explore(Some(4), || {

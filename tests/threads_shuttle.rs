@@ -64,12 +64,12 @@ fn device() -> Sim {
     Sim::new(64 * MIB).schedule(schedule).waiting_frees(thread_rng().gen_bool(0.5))
 }
 
-/// Every block is one segment, and there are just so many of them: whoever runs out of memory although it holds no
-/// more than its share was wronged.
+/// Every block is one segment, and there are just so many of them: a request that runs out of memory although its thread holds no
+/// more than its share is a bug.
 fn shares(sim: &Sim, blocks: u64) -> Config {
     let policy = if thread_rng().gen_bool(0.5) { Policy::Latency } else { Policy::Footprint };
-    // Where no wait is inserted on the device, the host has to wait, for the right markers. Where nothing is lent either, one
-    // stream's memory serves another by way of the device, and a request gives none back where that waits for the device.
+    // Where no wait is inserted on the device, the host has to wait, for the right markers. Where nothing migrates either, one
+    // stream's memory serves another through the device, and a request gives none back where that waits for the device.
     let reuse = match thread_rng().gen_range(0..3) {
         0 => Reuse::WithWaits,
         1 if !sim.free_waits_for_device() => Reuse::Never,
@@ -91,7 +91,7 @@ fn join(threads: Vec<JoinHandle<()>>) {
     }
 }
 
-/// A block with its writer's stream, so that whoever takes it over can come after the write.
+/// A block with its writer's stream, so that its next owner can come after the write.
 type Parcel = (Allocation<Sim>, Stream<Sim>);
 
 /// What one thread does: allocate, write, hand over, take over, use on its own stream, free, and all else at random.
@@ -234,8 +234,8 @@ fn a_request_beside_a_trim_is_never_out_of_memory() {
     });
 }
 
-/// The trim has the only segment in hand just when the request lists what the host has to wait for: its marker has to be
-/// waited for all the same, once the trim has put it back.
+/// The trim has the only segment in transit just when the request lists what the host has to wait for: its marker has to be
+/// waited for nevertheless, once the trim has put it back.
 #[test]
 fn what_a_trim_puts_back_is_waited_for() {
     explore(|| {
@@ -335,7 +335,7 @@ fn one_of_two_trims_gives_the_segment_back() {
 }
 
 /// A pool whose stream is gone is emptied by one trim and swept away by another; what the first puts back must not go
-/// into a pool that nobody finds any more.
+/// into a pool that no thread finds any more.
 #[test]
 fn nothing_returns_to_a_pool_that_was_swept_away() {
     explore(|| {

@@ -1,4 +1,4 @@
-//! The command line, as clap reads it. It holds texts and values; what they mean is told where they act.
+//! The command line, as clap reads it. It holds texts and values; their meaning is documented where they act.
 
 use crate::options::{Setup, parse_bytes, parse_share};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -141,9 +141,9 @@ pub(crate) struct WorkloadArgs {
     /// The share of those uses in which a wait or a record is left out: the oracle must blame the program
     #[arg(long = "break", value_name = "P", default_value = "0", value_parser = parse_share)]
     pub(crate) broken: f64,
-    /// What these choices, and the random schedule of a replay, are drawn from
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    pub(crate) seed: u64,
+    /// What these choices, and the random schedule of a replay, are drawn from [default: 0]
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: Option<u64>,
 }
 
 impl WorkloadArgs {
@@ -153,7 +153,7 @@ impl WorkloadArgs {
             streams: self.streams,
             threads: self.threads,
             uses: self.uses,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_default(),
             broken: self.broken,
             ..Workload::default()
         }
@@ -187,7 +187,7 @@ pub(crate) struct SetupArgs {
     /// The device's memory, such as 80GiB
     #[arg(long, value_name = "SIZE", default_value = "144GiB", value_parser = parse_bytes)]
     pub(crate) capacity: u64,
-    /// How much of it may be taken, such as 6GiB, 40% or none
+    /// How much of it may be reserved, such as 6GiB, 40% or none
     #[arg(long, value_name = "SIZE|P%", value_parser = text_of("MILLPOND_LIMIT"))]
     pub(crate) limit: Option<String>,
     /// What a miss tries first: growing (latency) or other pools' memory (footprint)
@@ -196,7 +196,7 @@ pub(crate) struct SetupArgs {
     /// Whether one stream's freed memory serves another: never, only if ordered already, or also behind a wait
     #[arg(long, value_name = "never|ordered|waits", value_parser = text_of("MILLPOND_REUSE"))]
     pub(crate) reuse: Option<String>,
-    /// How much is taken from the device at once: rounded segments, or exactly the request
+    /// How much is acquired from the device at once: rounded segments, or exactly the request
     #[arg(long, value_name = "rounded|exact", value_parser = text_of("MILLPOND_GROWTH"))]
     pub(crate) growth: Option<String>,
     /// No reuse that depends on when the device happened to finish

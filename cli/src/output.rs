@@ -27,7 +27,7 @@ impl Status {
     }
 }
 
-/// The standard output, until nobody reads it any more.
+/// The standard output, until its reader is gone.
 pub(crate) struct Output {
     out: BufWriter<Stdout>,
     gone: bool,
@@ -71,12 +71,12 @@ impl Write for Output {
     }
 }
 
-/// Says on the standard error what is wrong. If that is gone too, there is nobody to tell.
+/// Writes what is wrong to the standard error. If that fails too, it is ignored.
 pub(crate) fn complain(what: &str) {
     let _ = writeln!(io::stderr(), "millpond: {what}");
 }
 
-/// Reads a trace; what is wrong with it is told by the path that was given.
+/// Reads a trace; errors name the path that was given.
 pub(crate) fn open(path: &Path) -> Result<Trace, ImportError> {
     import::open(path, import::Options::default()).map_err(|mut e| {
         e.name = path.display().to_string();

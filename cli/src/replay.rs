@@ -55,7 +55,7 @@ type Trouble = (Status, String);
 
 fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
     let bad = |what: String| (Status::BadInput, what);
-    let setup = args.setup.setup(args.check == Switch::On, args.workload.seed);
+    let setup = args.setup.setup(args.check == Switch::On, args.workload.seed.unwrap_or_default());
     // What is wrong with the environment and a device that is not there show before a long import.
     setup.config().map_err(|e| bad(e.to_string()))?;
     let gpu = match args.device {

@@ -153,6 +153,9 @@ fn convert(
 /// A log as the program that `replay` runs with these options, if one is given.
 fn spread(trace: Trace, workload: &WorkloadArgs) -> Result<Trace, String> {
     match (workload.given(), trace) {
+        (None, _) if workload.seed.is_some() => {
+            Err("--seed is what the choices of --streams, --threads, --uses and --break are drawn from, and none of these is given".into())
+        }
         (None, trace) => Ok(trace),
         (Some(option), Trace::Program(_)) => Err(for_logs(option)),
         (Some(_), Trace::Log(log)) => {

@@ -352,6 +352,22 @@ fn a_workload_converts_to_the_program_that_replay_runs() {
     assert!(err(&o).contains("--uses is for logs"), "{}", err(&o));
 }
 
+/// A seed alone would change nothing, though the user expects that it does.
+#[test]
+fn a_seed_without_a_choice_to_draw_is_refused() {
+    let f = folder("seed");
+    let log = file(&f, "small.csv", LOG);
+    let program = file(&f, "p.trace", "millpond trace 1\nstreams 1\nalloc b0 1MiB on s0\nfree b0\n");
+    for from in [&log, &program] {
+        let o = millpond(&["trace", "convert", from, "-", "--to", "text", "--seed", "3"]);
+        assert_eq!((o.status.code(), out(&o)), (Some(2), String::new()));
+        assert!(err(&o).contains("--seed is what the choices of --streams"), "{}", err(&o));
+    }
+    // A replay draws its random schedule from it.
+    let o = millpond(&["replay", &program, "--schedule", "random", "--seed", "3"]);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+}
+
 #[test]
 fn a_failing_program_shrinks_to_its_core_and_fails_again() {
     let f = folder("shrink");

@@ -49,8 +49,7 @@ pub fn may_migrate(ordered: bool) -> bool {
     ordered || mutant!(Z16)
 }
 
-/// Whether a range of a pool is taken over: if the law accepts it. The same law applies to a closed
-/// pool's memory.
+/// Whether a range of a pool is taken over: if the law accepts it. The same law applies to a closed pool's memory.
 #[inline]
 pub fn may_take(accepted: bool, closed: bool) -> bool {
     accepted || (closed && mutant!(Z7))
@@ -137,25 +136,25 @@ pub fn pinned_use_is_over(complete: bool) -> bool {
 /// Whether the owner of external memory is kept until what used its memory is complete.
 #[inline]
 pub fn keeps_external() -> bool {
-    !mutant!(ForeignAtOnce)
+    !mutant!(ExternalAtOnce)
 }
 
 /// Whether a dropped token's value is kept until its operation is complete.
 #[inline]
 pub fn files_values() -> bool {
-    !mutant!(KeeperAtOnce)
+    !mutant!(DeferredAtOnce)
 }
 
 /// Whether a value one of whose uses is over is kept for the next use.
 #[inline]
 pub fn keeps_for_next_use() -> bool {
-    !mutant!(KeeperFirstDone)
+    !mutant!(DeferredFirstDone)
 }
 
 /// Whether a query that failed releases what is kept for it.
 #[inline]
 pub fn error_ends_keeping() -> bool {
-    mutant!(KeeperErrorDone)
+    mutant!(DeferredErrorDone)
 }
 
 /// Whether a source of this many bytes is kept until its copy is complete.
@@ -190,8 +189,7 @@ pub fn takes_limit_back(failed: bool) -> bool {
 
 // O5: a range that enters a pool's free state gets the stamp of that moment, and keeps it through splits and merges.
 
-/// Whether a range in flight is over for its own pool: being ordered before its stream is enough, except for a closed pool, whose
-/// memory goes to others.
+/// Whether a range in flight is over for its own pool: ordered before its stream, or complete if the pool is closed, whose memory goes to others.
 #[inline]
 pub fn is_over(closed: bool, complete: impl FnOnce() -> bool, ordered: impl FnOnce() -> bool) -> bool {
     if closed && !mutant!(ClosedDrainsOrdered) { complete() } else { ordered() }
@@ -223,8 +221,7 @@ pub fn drained_stamp(stamp: Epoch) -> Epoch {
     if mutant!(DrainedComplete) { Epoch::COMPLETE } else { stamp }
 }
 
-/// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number
-/// of the pool's last marker.
+/// The stamp with which a range of another pool, or of the device, becomes free here; `marked` is the number of the pool's last marker.
 pub fn entered_stamp(stamp: Epoch, marked: impl FnOnce() -> Epoch) -> Epoch {
     match stamp {
         Epoch::COMPLETE => stamp,
@@ -258,8 +255,7 @@ pub fn merged_stamp(one: Epoch, other: Epoch) -> Epoch {
     if mutant!(Z23) { one.min(other) } else { one.max(other) }
 }
 
-/// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of
-/// the three is.
+/// The stamp of a merged range that a third neighbour joins on the other side: complete when the latest of the three is.
 #[inline]
 pub fn merged_twice(stamp: Epoch, third: Epoch) -> Epoch {
     if mutant!(MergeBothForgets) { stamp } else { merged_stamp(stamp, third) }
@@ -373,8 +369,7 @@ pub fn is_last_user(last: impl FnOnce() -> bool) -> bool {
     mutant!(OpenEndsEarly) || last()
 }
 
-/// Whether a stream without other references holds all work that it ever will, so that a declared use
-/// of it ends.
+/// Whether a stream without other references holds all work that it ever will, so that a declared use of it ends.
 pub fn is_last_declared(last: impl FnOnce() -> bool) -> bool {
     mutant!(DeclaredEndsEarly) || last()
 }
@@ -429,6 +424,12 @@ pub fn after_others(shared: bool) -> bool {
     shared && !mutant!(ArrayUseUnseen)
 }
 
+/// Whether operations of an array that is made of an allocation come after uses recorded before: they do if its chunk has a tag.
+#[inline]
+pub fn after_past(tag: u32) -> bool {
+    tag != 0 && !mutant!(ArrayPastUnseen)
+}
+
 /// Whether an operation on another stream than home is kept as a use.
 #[inline]
 pub fn keeps_use() -> bool {
@@ -450,31 +451,31 @@ pub fn read_ends_uses(reads: bool) -> bool {
 /// Whether earlier borrowed uses end with the next borrow: with an exclusive access to the whole.
 #[inline]
 pub fn ends_borrows(whole: bool) -> bool {
-    whole || mutant!(CudaLentEndsEarly)
+    whole || mutant!(CudaBorrowEndsEarly)
 }
 
 /// Whether a refused write of the whole seals earlier borrowed uses: all of their work was queued before.
 #[inline]
 pub fn refused_ends_borrows() -> bool {
-    !mutant!(CudaLentForEver)
+    !mutant!(CudaBorrowForEver)
 }
 
 /// Whether a borrow is kept as a use.
 #[inline]
 pub fn keeps_borrow() -> bool {
-    !mutant!(CudaLentUnseen)
+    !mutant!(CudaBorrowUnseen)
 }
 
 /// Whether a borrowed use is sealed when it begins.
 #[inline]
 pub fn borrow_ends_at_once() -> bool {
-    mutant!(CudaLentSealed)
+    mutant!(CudaBorrowSealed)
 }
 
 /// Whether an array borrowed by many streams counts as borrowed by all of them instead.
 #[inline]
 pub fn borrowed_by_all() -> bool {
-    !mutant!(CudaLentToNobody)
+    !mutant!(CudaBorrowForgotten)
 }
 
 /// Whether an operation is kept as a use if it was queued and no marker could be made.
@@ -547,8 +548,8 @@ pub fn copy_only_reads(on_default: bool) -> bool {
 }
 
 /// What an array keeps for cudarc's calls between one and the next.
-pub fn keeps_anchor<T>(guest: Option<T>) -> Option<T> {
-    guest.filter(|_| !mutant!(CudaAnchorEach))
+pub fn keeps_anchor<T>(extension: Option<T>) -> Option<T> {
+    extension.filter(|_| !mutant!(CudaAnchorEach))
 }
 
 // O7: work of the bytes' previous owner on the home stream.
@@ -559,7 +560,7 @@ pub fn birth(stamp: Epoch) -> Epoch {
     if mutant!(Z20) { Epoch::COMPLETE } else { stamp }
 }
 
-/// Whether fresh bytes are overwritten before they are handed out.
+/// Whether the bytes of a new allocation are overwritten before it is returned.
 #[inline]
 pub fn scrubs() -> bool {
     !mutant!(ScrubSkipped)
@@ -588,13 +589,13 @@ pub fn may_retire(number: Epoch, seen: Epoch) -> bool {
 /// Whether a timeline may leave the table: closed, with nothing pending.
 #[inline]
 pub fn may_leave(seen: u64, submitted: u64) -> bool {
-    seen >= submitted || mutant!(LineRetiredEarly)
+    seen >= submitted || mutant!(TimelineRetiredEarly)
 }
 
 /// Whether a stream's entry is removed with a timeline: it is that timeline's, and not a later one's.
 #[inline]
 pub fn leaves_with(own: bool) -> bool {
-    own || mutant!(LineUnlinked)
+    own || mutant!(TimelineUnlinked)
 }
 
 /// Whether a marker carries what its stream was ordered after.
@@ -618,7 +619,7 @@ pub fn learns_unwaited() -> bool {
 /// Which timeline a wait updates.
 #[inline]
 pub fn learnt_of(on: u32) -> u32 {
-    on + u32::from(mutant!(WaitWrongLine))
+    on + u32::from(mutant!(WaitWrongTimeline))
 }
 
 /// Whether a host wait for a marker proves all later ones.
@@ -636,7 +637,7 @@ pub fn completion_proves_now() -> bool {
 /// Whether the marker above a complete one counts as complete.
 #[inline]
 pub fn completes_next() -> bool {
-    mutant!(FoldOffByOne)
+    mutant!(PollOffByOne)
 }
 
 /// Whether a marker whose event a capture took still covers what it covered.

@@ -1,4 +1,4 @@
-//! The heap through its public verbs: random programs against a naive heap, and by name the rows T4 and T5 and the
+//! The heap through its public functions: random programs against a naive heap, and by name the rows T4 and T5 and the
 //! split trees that other pools' tests tell.
 
 #[path = "heap_model/machine.rs"]
@@ -135,7 +135,7 @@ fn t5_merge_on_free() {
     assert_eq!(heap.stats().merges, 4);
 }
 
-/// What is in flight or away is no neighbour to merge with; when it comes back free it is.
+/// A range in flight or absent does not merge with its neighbours; when it comes back free it does.
 #[test]
 fn t5_what_is_in_flight_does_not_merge() {
     let mut heap = heap(30);
@@ -203,7 +203,7 @@ fn cupy_split_tree_of_the_head() {
     assert_eq!(ranges(&heap), [(4, true)]);
 }
 
-/// The last freed range of a size is the next one handed out: warm, and the same address.
+/// The last freed range of a size is the next one allocated: warm, and the same address.
 #[test]
 fn a_freed_address_is_the_next() {
     let mut heap = heap(64);

@@ -1,10 +1,10 @@
-//! cudarc's own objects for our streams and contexts, and whose a stream is that cudarc names.
+//! cudarc's own objects for this backend's streams and contexts, and the identity of a stream that cudarc names.
 //!
-//! cudarc counts streams with `Arc<CudaStream>`. A stream of ours is lent as such a value that owns nothing; somebody may
-//! keep a clone of it for longer than we keep the stream. So a stream whose alias was lent is destroyed when nobody else
-//! has the alias: it waits in the device's list of the [`Parked`](super::context::Parked), which is looked through whenever a stream is made or
-//! goes. What is still lent when the device goes is left to the context: that costs a handle, and never a call on one that
-//! is another stream by then.
+//! cudarc counts streams with `Arc<CudaStream>`. For a stream of this backend such a value is an alias that owns nothing; other code may
+//! keep a clone of it for longer than this backend keeps the stream. So a stream with an alias is destroyed when no other clone of
+//! the alias is left: it waits in the device's list of the [`Parked`](super::context::Parked), which is swept whenever a stream is made or
+//! dropped. A stream whose alias still exists when the device is dropped is left to the context: that leaks a handle, and never makes a call on
+//! a handle that is another stream's by then.
 //!
 //! This file does not know arrays or order.
 
@@ -32,7 +32,7 @@ pub enum Found {
 
 #[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
 impl Device {
-    /// cudarc's value of this context: the one that it was made from, or one of ours. What was current stays so.
+    /// cudarc's value of this context: the one that it was made from, or a new one. The current context stays current.
     pub(super) fn cudarc(&self) -> DriverResult<Arc<CudaContext>> {
         if let Some(theirs) = self.theirs() {
             return Ok(Arc::clone(theirs));
@@ -41,7 +41,7 @@ impl Device {
         if let Some(alias) = &*alias {
             return Ok(Arc::clone(alias));
         }
-        // cudarc panics where it finds no driver; it looks under the usual names only, whatever we were told.
+        // cudarc panics if it finds no driver, and it looks under the usual names only.
         if probe::open(probe::NAMES).is_err() {
             return Err(lacking(
                 Call::primary_retain,
@@ -60,11 +60,15 @@ impl Device {
         Ok(Arc::clone(alias.insert(made)))
     }
 
-    /// Destroys a stream of ours, now or when its alias is in nobody's hands.
+    /// Destroys a stream of this backend, now or when no clone of its alias is left.
     ///
     /// # Safety
-    /// As [`Device::destroy_stream`], and nobody else gives the alias out.
-    pub(super) unsafe fn destroy_lent(&self, stream: Handle<CUstream_st>, alias: Option<Arc<CudaStream>>) {
+    /// As [`Device::destroy_stream`], and no other code gives the alias out.
+    pub(super) unsafe fn destroy_with_alias(
+        &self,
+        stream: Handle<CUstream_st>,
+        alias: Option<Arc<CudaStream>>,
+    ) {
         match alias {
             Some(alias) => self.parked.0.lock().push((alias, stream)),
             // SAFETY: passed on from the caller.
@@ -75,17 +79,17 @@ impl Device {
 }
 
 impl GpuStream {
-    /// cudarc's value of this stream, for its safe calls and its launches: for a stream that was adopted the same `Arc`,
-    /// for one of ours an alias that may be kept for as long as one likes. Orders nothing.
+    /// cudarc's value of this stream, for its safe calls and its launches: for an adopted stream the same `Arc`,
+    /// for a stream of this backend an alias that may be kept for any time. Orders nothing.
     ///
-    /// cudarc counts no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
-    /// (hazard 3 of docs/cudarc.md). Arrays of ours are, whatever stream it is.
+    /// cudarc tracks no stream that it has not made itself: its own slices, used on an alias alone, are not tracked by it
+    /// (hazard 3 of docs/cudarc.md). This library's arrays are, on any stream.
     ///
-    /// Whoever has it can capture a graph on the stream, by safe calls. So from here on every operation of ours on the
-    /// stream asks the driver first, and is refused while it captures (`Error::Capturing`).
+    /// With the alias, safe calls can capture a graph on the stream. So from here on every operation of this library on the
+    /// stream asks the driver first, and is refused while the stream captures (`Error::Capturing`).
     ///
     /// # Errors
-    /// A raw handle's stream, which nobody keeps alive; where cudarc finds no driver; the driver's.
+    /// A raw handle's stream, which no reference keeps alive; if cudarc finds no driver; the driver's.
     #[allow(unsafe_code, reason = "promises about streams")]
     pub fn cudarc(&self) -> DriverResult<Arc<CudaStream>> {
         let device = self.device();
@@ -94,15 +98,15 @@ impl GpuStream {
             Whose::Legacy => Ok(device.cudarc()?.default_stream()),
             Whose::PerThread(..) => Ok(device.cudarc()?.per_thread_stream()),
             Whose::Ours => {
-                // Before anybody has it, and so before any capture.
+                // Before any code has it, and so before any capture.
                 let handle = self.handle_for_alias();
                 let mut alias = self.alias().lock();
                 if let Some(alias) = &*alias {
                     return Ok(Arc::clone(alias));
                 }
                 let context = device.cudarc()?;
-                // SAFETY: a live stream of this context, which is destroyed when nobody has the alias any more
-                // (`destroy_lent`). Its order with other work is what whoever uses it makes of it: arrays record their uses.
+                // SAFETY: a live stream of this context, which is destroyed when no clone of the alias is left
+                // (`destroy_with_alias`). Its order with other work is made by its users: arrays record their uses.
                 let made = unsafe { context.wrap_borrowed_stream(handle) };
                 Ok(Arc::clone(alias.insert(made)))
             }
@@ -123,10 +127,10 @@ fn turn(context: &CudaContext) -> MutexGuard<'static, ()> {
     TURNS[(core::ptr::from_ref(context).addr() >> 6) % TURNS.len()].lock()
 }
 
-/// Runs calls of cudarc's as if no error were in store in its context, which the first of them would meet for its own and
-/// take away, and puts back what was. Also answers what they stored. One thread at a time for a context: another one would take what
-/// is put back for its own. Others' calls of cudarc's can still come in between: what these store counts as ours, and is told
-/// as ours. The calls come to nothing that waits for such a turn, and to nothing of a program's.
+/// Runs calls of cudarc as if no error were stored in its context, which the first of them would otherwise take and return as
+/// its own, and restores the stored error afterwards. Also returns what the calls stored. One thread at a time for each context: a second one would
+/// take what is restored for its own. Other code's calls of cudarc can still happen in between: what these store counts as ours, and is
+/// returned as ours. The calls must reach nothing that waits for such a turn, and no code of the program.
 #[doc(hidden)]
 pub fn store_stays<R>(
     context: &CudaContext,
@@ -161,8 +165,8 @@ pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::Driv
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Cuda {
-    /// cudarc's value of the context's legacy default stream. The driver is asked nothing of it, so that a capture on a blocking stream is in nobody's
-    /// way.
+    /// cudarc's value of the context's legacy default stream. The driver is not asked about it, so a capture on a blocking stream does not
+    /// interfere.
     ///
     /// # Errors
     /// Where cudarc finds no driver.
@@ -192,11 +196,11 @@ impl Cuda {
         self.refuse_captured(stream)?;
         // SAFETY: alive and not capturing.
         let id = unsafe { device.driver_id(handle)? };
-        // Without ids: whoever is held here has its handle to itself.
+        // Without ids: a stream that is held here has its handle to itself.
         Ok(Found::Known(id.or_else(|| device.known.held(handle)).unwrap_or(StreamId(u64::MAX))))
     }
 
-    /// Fails if this stream captures a graph, which no other call of ours on it would survive. The legacy stream cannot.
+    /// Fails if this stream captures a graph, which no other call of this library on it would survive. The legacy stream cannot capture.
     #[doc(hidden)]
     pub fn refuse_captured(&self, stream: &CudaStream) -> DriverResult<()> {
         let handle = stream.cu_stream();
@@ -251,9 +255,9 @@ impl Cuda {
         }
         self.wait_for_all()?;
         let idle = self.device.internal_stream()?;
-        // SAFETY: a stream of ours in this context, which the device keeps; the alias does not leave this function.
+        // SAFETY: a stream of this backend in this context, which the device keeps; the alias does not leave this function.
         let idle = unsafe { context.wrap_borrowed_stream(idle) };
-        // The one verb that waits for no more than a stream.
+        // The one call that waits for no more than a stream.
         let (made, _) = self.current_stays(|| store_stays(context, || idle.fork()));
         // Also where there is no stream: cudarc may count it all the same.
         match (made, self.wait_for_all()) {

@@ -1,11 +1,11 @@
-//! One CUDA context, shared by everything of ours in it: retained once, bound on every path that calls the driver, and
-//! what was current before put back.
+//! One CUDA context, shared by everything that this backend makes in it: retained once, bound on every path that calls the driver, after
+//! which the previous current context is restored.
 //!
 //! Two [`Cuda`](super::Cuda) values of one context share one [`Device`], found in a process-wide table, so that their
 //! allocators share timelines. The context lives as long as anything made from it: memory, streams and events hold the
 //! device. This file does not know what is done in a context.
 //!
-//! Binding costs one question (12 ns measured) where the context is current already, which is the common case; else it
+//! Binding costs one driver call (12 ns measured) if the context is current already, which is the common case; otherwise it
 //! is pushed and, at the end of the call, popped. Setting it and leaving it set would be cheaper and would surprise a
 //! program that works with two contexts in one thread.
 
@@ -28,7 +28,7 @@ use millpond_driver::{DeviceSlot, DriverResult};
 use millpond_driver::{DriverError, Unavailable};
 use std::collections::VecDeque;
 
-/// Errors that nobody could be told that are kept, at most: the newest.
+/// How many errors that no call could return are kept: the newest.
 const DEFERRED_KEPT: usize = 64;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VIRTUAL_MEMORY: c_int = 102;
@@ -44,7 +44,7 @@ const RELAXED: i32 = 2;
 enum Keep {
     /// The device's primary context, retained by us.
     Primary,
-    /// Somebody else's, by their counted reference.
+    /// Other code's, held by a counted reference.
     Theirs(Arc<CudaContext>),
 }
 
@@ -60,9 +60,9 @@ pub(super) struct Device {
     pub(super) ranges: Ranges<AsyncPool>,
     pub(super) known: Known,
     pub(super) unmanaged: Unmanaged,
-    /// Whether somebody else may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
+    /// Whether other code may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
     pub(super) expects_captures: AtomicBool,
-    /// Whether nobody else captures: [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was
+    /// Whether no other code captures: [`Cuda::promise_no_captures`](super::Cuda::promise_no_captures) was
     /// called.
     pub(super) captures_nowhere: AtomicBool,
     pub(super) kernels: Mutex<Option<Arc<Kernels>>>,
@@ -73,7 +73,7 @@ pub(super) struct Device {
     pub(super) has_pools: bool,
     /// A stream for our own fills; made when first needed.
     internal: Mutex<Option<Handle<CUstream_st>>>,
-    /// cudarc's value of a context that we opened, once it was asked for, and streams whose aliases are lent.
+    /// cudarc's value of a context that this backend opened, once it was requested, and streams whose aliases are in use.
     pub(super) alias: Mutex<Option<Arc<CudaContext>>>,
     pub(super) parked: Parked,
     /// A stream of cudarc's in that context, which does nothing: it keeps cudarc's tracking on (hazard 2).
@@ -82,11 +82,11 @@ pub(super) struct Device {
     keep: Keep,
 }
 
-/// Streams that are ours to destroy, once nobody has their alias.
+/// Streams of this backend, to be destroyed once no alias of them is left.
 #[derive(Default)]
 pub(super) struct Parked(pub(super) Mutex<Vec<(Arc<CudaStream>, Handle<CUstream_st>)>>);
 
-/// Errors that nobody could be told: the newest ones, and how many were left out before them.
+/// Errors that no call could return: the newest ones, and how many older ones were dropped.
 #[derive(Default)]
 struct Deferred {
     kept: VecDeque<DriverError>,
@@ -158,7 +158,7 @@ impl Device {
         Device::shared(api, DeviceId(requested), ordinal, Handle(context), Keep::Primary)
     }
 
-    /// The context that somebody else made.
+    /// A context that other code made.
     pub(super) fn of_context(theirs: Arc<CudaContext>) -> Result<Arc<Device>, Unavailable> {
         let requested = theirs.ordinal() as u32;
         let found = api().and_then(|api| Ok((api, device_of(api, requested.cast_signed())?)));
@@ -276,7 +276,7 @@ impl Device {
         calls()
     }
 
-    /// Puts back what was current, after foreign code may have changed it.
+    /// Restores the current context after foreign code may have changed it.
     fn restore(&self, before: Handle<CUctx_st>) {
         if self.current().is_ok_and(|now| now.0 != before.0) {
             // SAFETY: it was current on this thread before; null means none.
@@ -301,14 +301,14 @@ impl Device {
         }
         let bound = self.bind()?;
         let (mut bytes, prop) = (0_usize, AllocationProp::device(self.ordinal));
-        // SAFETY: both pointers are locals'; 0 asks for the minimum.
+        // SAFETY: both pointers are to locals; 0 selects the minimum.
         let code = unsafe { (self.table().mem_granularity)(&raw mut bytes, &raw const prop, 0) };
         self.done(Call::mem_granularity, code)?;
         drop(bound);
         Ok(Some(bytes as u64))
     }
 
-    /// A non-blocking stream of our own, for fills that belong to nobody's stream.
+    /// A non-blocking stream of this backend, for fills that belong to no user's stream.
     pub(super) fn internal_stream(&self) -> DriverResult<CUstream> {
         let mut internal = self.internal.lock();
         if let Some(stream) = *internal {
@@ -329,10 +329,10 @@ impl Device {
         Ok(Handle(stream))
     }
 
-    /// Destroys a stream of ours, which returns at once whatever is pending.
+    /// Destroys a stream of this backend, which returns at once whatever is pending.
     ///
     /// # Safety
-    /// [`Device::make_stream`] made it, and nobody uses the handle any more.
+    /// [`Device::make_stream`] made it, and nothing uses the handle any more.
     pub(super) unsafe fn destroy_stream(&self, stream: Handle<CUstream_st>) {
         self.quietly(Call::stream_destroy, |table| {
             // SAFETY: passed on from the caller.
@@ -353,8 +353,8 @@ impl Device {
         Ok(())
     }
 
-    /// A destructor's call: bound, counted, and its error kept for whoever asks. It comes once, so a context that could
-    /// not be bound is tried again: else the one thing would be left that a later call could have given back.
+    /// A destructor's call: bound, counted, and its error kept for the next report. It is made once, so a context that could
+    /// not be bound is tried again: otherwise what it gives back would leak, and no later call could free it.
     pub(super) fn quietly(&self, call: Call, verb: impl FnOnce(&Table) -> Code) {
         let result = self.bind().or_else(|_| self.bind()).and_then(|bound| {
             let code = verb(self.table());
@@ -366,7 +366,7 @@ impl Device {
         }
     }
 
-    /// Keeps an error that nobody could be told, unless it only says that the driver, or the context, is gone: then the
+    /// Keeps an error that no call can return, unless it only says that the driver, or the context, is gone: then the
     /// process is ending, or everything went with the context.
     pub(super) fn defer(&self, error: DriverError) {
         if is_farewell(&error) {
@@ -380,7 +380,7 @@ impl Device {
     }
 
     fn release_primary(&self) {
-        // SAFETY: each call gives back one hold of ours, by `open` alone.
+        // SAFETY: each call gives back one retain of this backend, made by `open` alone.
         let code = unsafe { (self.table().primary_release)(self.ordinal) };
         if let Err(e) = self.done(Call::primary_release, code) {
             self.defer(e);
@@ -408,7 +408,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         let (kernels, loaded) = (self.kernels.get_mut().take(), core::mem::take(self.loaded.get_mut()));
         {
-            // The last value of a context may go beside somebody's capture in it.
+            // The last value of a context may be dropped while other code captures in it.
             let _mode = Mode::relaxed(self);
             if let Some(kernels) = kernels {
                 kernels.unload(self);
@@ -416,7 +416,7 @@ impl Drop for Device {
             loaded.unload(self);
         }
         if let Some(stream) = self.internal.get_mut().take() {
-            // SAFETY: made by `internal_stream`; the device is being dropped, so nobody else has it.
+            // SAFETY: made by `internal_stream`; the device is being dropped, so no other reference exists.
             unsafe { self.destroy_stream(stream) };
         }
         AsyncPool::destroy_all(self.ranges.take_pooled(), self);
@@ -435,14 +435,14 @@ impl Drop for Device {
     }
 }
 
-/// Drops a context of cudarc's where there is no value of ours for it, or another one: the last reference makes it current
-/// to give it back.
+/// Drops a cudarc context when this backend has no value for it, or another one: its last reference makes it current
+/// to release it.
 fn let_go(theirs: Arc<CudaContext>) {
     current_stays(|| drop(theirs));
 }
 
-/// Runs calls of cudarc's, which leave their context current, where there is no value of ours for that, and puts back what was. cudarc is asked what it
-/// was, because ours may be no driver at all.
+/// Runs calls of cudarc that leave their context current, when this backend has no value for that context, and restores the previous one. It is read
+/// through cudarc, because this backend may have no driver at all.
 #[doc(hidden)]
 #[allow(unsafe_code, reason = "foreign calls")]
 pub fn current_stays<R>(calls: impl FnOnce() -> R) -> R {
@@ -462,7 +462,7 @@ pub fn current_stays<R>(calls: impl FnOnce() -> R) -> R {
     calls()
 }
 
-/// What was current, to be so again when this is dropped, or why nobody could say.
+/// The context that was current and is restored by the drop, or why it could not be read.
 struct PutBack<'a>(&'a Device, DriverResult<Handle<CUctx_st>>);
 
 impl Drop for PutBack<'_> {
@@ -543,7 +543,7 @@ impl Drop for Mode<'_> {
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Device {
-    /// Destroys the parked streams whose alias nobody has any more.
+    /// Destroys the parked streams of which no alias is left.
     pub(super) fn sweep_parked(&self) {
         let mut free = Vec::new();
         self.parked.0.lock().retain_mut(|(alias, stream)| {
@@ -555,7 +555,7 @@ impl Device {
             lent
         });
         for stream in free {
-            // SAFETY: parked by its last reference of ours, and the alias is gone: nobody has the handle.
+            // SAFETY: parked by the last reference of this backend, and the alias is gone: no copy of the handle is left.
             unsafe { self.destroy_stream(stream) };
         }
     }

@@ -88,17 +88,17 @@ impl Cuda {
             return Ok(());
         }
         match (self.place(to, bytes, call, reach)?, self.place(from, bytes, call, reach)?) {
-            // SAFETY: both ranges are device memory of ours.
+            // SAFETY: both ranges are device memory of this backend.
             (Place::Device, Place::Device) => unsafe { self.copy_d2d(to, from, bytes, stream) },
             (Place::Device, Place::Pinned) => {
                 let src = with_exposed_provenance(from.0 as usize);
-                // SAFETY: a pinned range of ours is readable, and stays until unpinned, which waits for the device; that nobody
-                // changes it is passed on from the caller.
+                // SAFETY: a pinned range of this backend is readable, and stays until it is unpinned, which waits for the device; the caller guarantees that
+                // nothing changes it.
                 unsafe { self.copy_h2d(to, src, bytes, stream) }
             }
             (Place::Pinned, Place::Device) => {
                 let dst = with_exposed_provenance_mut(to.0 as usize);
-                // SAFETY: as above, writable; that nobody looks at it is passed on from the caller.
+                // SAFETY: as above, writable; the caller guarantees that nothing reads it.
                 unsafe { self.copy_d2h(dst, from, bytes, stream) }
             }
             (Place::Pinned, Place::Pinned) => {
@@ -120,7 +120,7 @@ impl Cuda {
 }
 
 #[allow(unsafe_code, reason = "foreign calls")]
-// SAFETY: each verb is one call of the driver's that moves exactly its bytes in stream order.
+// SAFETY: each function is one driver call that moves exactly its bytes in stream order.
 unsafe impl Copies for Cuda {
     unsafe fn copy_h2d(&self, dst: Addr, src: *const u8, bytes: u64, stream: &GpuStream) -> DriverResult<()> {
         Cuda::queue(stream, Call::memcpy_h2d, bytes, |table, size, native| {

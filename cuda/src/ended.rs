@@ -1,9 +1,9 @@
 //! Which streams that may end unannounced have ended.
 //!
-//! Nobody tells, and the driver cannot be asked about a stream that is gone. But a handle names one stream at a time: when it is found to be
-//! another one's, by the driver's id, the one that had it is over, and nobody can queue work there any more.
+//! No notice of their end exists, and the driver cannot be asked about a stream that is gone. But a handle names one stream at a time: when it is
+//! found to be another stream's, by the driver's id, the stream that had it has ended, and no code can queue work there any more.
 //!
-//! It does not know what is done with a stream, nor who refers to it.
+//! It does not know what is done with a stream, nor which references to it exist.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use hashbrown::HashMap;
@@ -15,7 +15,7 @@ use millpond_driver::units::StreamId;
 pub(super) struct Ended(AtomicBool);
 
 impl Ended {
-    /// Whether it is: what its handle's next stream was made behind is seen by whoever asks.
+    /// Whether the end is known: a thread that sees this also sees what the handle's next stream was made behind.
     pub(super) fn is_known(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -70,7 +70,7 @@ mod tests {
         assert!(!first.is_known());
         let next = unmanaged.met(0x10, StreamId(3), true).expect("unmanaged");
         assert!(first.is_known() && !next.is_known() && !other.is_known());
-        // One of ours, say.
+        // A stream of the library's, for example.
         assert!(unmanaged.met(0x20, StreamId(4), false).is_none());
         assert!(other.is_known() && !next.is_known());
     }

@@ -63,10 +63,10 @@ unsafe impl Fences for Cuda {
         self.new_stream(options)
     }
 
-    /// Makes no driver call: who it is, and of which context, was asked when the reference was made.
+    /// Makes no driver call: identity and context were read when the reference was made.
     ///
     /// # Errors
-    /// A reference of another context's, of a stream on this device: calls on it would be made in that context.
+    /// A reference of another context, to a stream on this device: calls on it would be made in that context.
     fn stream_info(&self, stream: &GpuStream) -> DriverResult<StreamInfo> {
         let info = stream.info();
         // There is one value of a context.
@@ -128,9 +128,9 @@ unsafe impl Fences for Cuda {
         Ok(())
     }
 
-    /// As the trait says. Refused while a stream that this context knows of captures: the marker would destroy the
-    /// capture. One that was to last and is gone is passed over. Streams that nobody told us of cannot be asked, and a capture that begins behind the question is lost: where
-    /// that may be, [`Cuda::expect_captures`] keeps allocators from asking for one.
+    /// As the trait describes. Refused while a stream that this context knows captures: the marker would destroy the
+    /// capture. A permanent stream that is gone is passed over. Streams that this context does not know cannot be checked, and a capture that begins
+    /// after the check is lost: where that may happen, [`Cuda::expect_captures`] keeps allocators from recording such a marker.
     fn record_context(&self, event: &GpuEvent) -> DriverResult<()> {
         let (call, device) = (Call::ctx_record_event, &*self.device);
         if !Arc::ptr_eq(&event.device, &self.device) {
@@ -218,9 +218,9 @@ unsafe impl Fences for Cuda {
         Ok(())
     }
 
-    /// As the trait says. With no limit ([`Duration::MAX`]) the driver waits, in the way that the context was made for: by
+    /// As the trait describes. Without a limit ([`Duration::MAX`]) the driver waits, in the way that the context was made for: by
     /// default the thread spins, which takes a processor and is the quickest; contexts with blocking synchronisation let
-    /// it sleep. With a limit the host asks ever more rarely.
+    /// it sleep. With a limit the host queries, less and less often.
     fn wait_event(&self, event: &GpuEvent, limit: Duration) -> DriverResult<bool> {
         if limit < Duration::MAX {
             return ask_until(limit, || self.query(event));

@@ -118,7 +118,7 @@ impl Kernels {
     /// Gives everything back. The first call waits for every kernel on the device, ours included.
     pub(super) fn unload(&self, device: &Device) {
         device.quietly(Call::mem_free, |table| {
-            // SAFETY: allocated by `fresh_slots`; the call waits for whoever still writes there.
+            // SAFETY: allocated by `fresh_slots`; the call waits for every kernel that still writes there.
             unsafe { (table.mem_free)(self.slots) }
         });
         self.cells.lock().unpin(device);
@@ -196,7 +196,7 @@ fn fresh_slots(device: &Device) -> DriverResult<u64> {
     Ok(slots)
 }
 
-/// Makes the first `count` slots as kernels/check.cu wants them. No check is under way.
+/// Prepares the first `count` slots as kernels/check.cu needs them. No check is under way.
 #[allow(unsafe_code, reason = "foreign calls")]
 fn clear_slots(device: &Device, slots: u64, count: usize) -> DriverResult<()> {
     if count == 0 {
@@ -296,8 +296,8 @@ impl Cuda {
         unsafe { kernels.fill.launch(&self.device, native, shape, parameters) }
     }
 
-    /// Queues a kernel that checks that a range of this backend's device memory holds a repeating word. What it finds,
-    /// [`Cuda::bad_ranges`] tells. Ordered on `stream` only; every 65,536th check waits for the device first.
+    /// Queues a kernel that checks that a range of this backend's device memory holds a repeating word.
+    /// [`Cuda::bad_ranges`] returns what it finds. Ordered on `stream` only; every 65,536th check waits for the device first.
     ///
     /// # Errors
     /// As [`Cuda::write_pattern`]; pinned memory is for [`Cuda::check_pattern_anywhere`].

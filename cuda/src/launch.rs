@@ -1,8 +1,8 @@
-//! Launches of anybody's kernels: each module's text is loaded once a context, each kernel found once.
+//! Launches of users' kernels: each module's text is loaded once a context, each kernel found once.
 //!
-//! Texts and names are known by their addresses: they live for ever, so an address always means the same text. Loading
+//! Texts and names are known by their addresses: they live forever, so an address always means the same text. Loading
 //! happens at the first launch, or before it by [`Kernels::load_kernel`]; it breaks no graph capture, and may wait for
-//! running kernels. What is loaded stays until the context goes. This file does not know what a kernel does.
+//! running kernels. What is loaded stays until the context is dropped. This file does not know what a kernel does.
 
 use super::Cuda;
 use super::context::Device;

@@ -1,8 +1,8 @@
 //! NVIDIA GPUs: the traits over the CUDA driver, through a function table of our own.
 //!
 //! A [`Cuda`] is one context of one device. Making one never panics: a machine without a driver, with an old one, or
-//! with one that lacks a function gives an [`Unavailable`] that says so. Every path binds the context and puts back what
-//! was current. It interoperates with cudarc (contexts and streams are taken as theirs) without touching cudarc's error
+//! with one that lacks a function gives an [`Unavailable`] that says so. Every path binds the context and restores the previous
+//! one. It interoperates with cudarc (it accepts cudarc's contexts and streams) without touching cudarc's error
 //! state. It does not know heaps, pools or laws.
 //!
 //! | file | idea |
@@ -10,12 +10,12 @@
 //! | `probe`, `table` | finding the driver; its functions as plain pointers; codes as data |
 //! | `context` | one context: bound, restored, shared, counted; a thread's capture mode; what it keeps until its end |
 //! | `memory`, `virt`, `copy` | plain and pinned memory; virtual memory; copies and fills |
-//! | `stream`, `event` | whose a stream is and who; events, waits |
-//! | `alias` | cudarc's values of our streams, and whose a stream of cudarc's is |
-//! | `kernel`, `gate` | our own kernels: fill, check, hold |
-//! | `launch` | anybody's kernels, loaded once |
+//! | `stream`, `event` | a stream's owner and identity; events, waits |
+//! | `alias` | cudarc's values of this backend's streams, and the identity of a cudarc stream |
+//! | `kernel`, `gate` | built-in kernels: fill, check, hold |
+//! | `launch` | users' kernels, loaded once |
 //! | `kept` | what a context keeps for these three: modules, findings of checks, cells of gates |
-//! | `ranges` | what was handed out, so that safe verbs can check |
+//! | `ranges` | which ranges are allocated, so that safe calls can check |
 //!
 //! ```
 //! use millpond_cuda::Cuda;
@@ -35,7 +35,7 @@
 //! # Ok(()) }
 //! ```
 
-// Model checkers follow no foreign call: their builds are empty.
+// Model checkers cannot follow foreign calls: their builds are empty.
 #![cfg(not(any(loom, shuttle)))]
 
 // Planted bugs, which ordinary builds have none of.
@@ -155,8 +155,8 @@ impl Cuda {
         Ok(self)
     }
 
-    /// Overwrites plain segments and pinned ranges with zeroes before they go back to the driver, which may hand them to
-    /// another tenant of this process unchanged. Off unless said; it costs a fill of the segment, waited for. The
+    /// Overwrites plain segments and pinned ranges with zeroes before they go back to the driver, which may give them to
+    /// another tenant of this process unchanged. Off by default; it costs a fill of the segment and the wait for it. The
     /// driver itself scrubs virtual memory, and whatever another process gets. Chunks that go from one allocation to the
     /// next inside an allocator are scrubbed by `Config::scrub`, which turns this on too.
     #[must_use]
@@ -220,18 +220,18 @@ impl Cuda {
         self.device.table().ctx_record_event.is_some()
     }
 
-    /// Somebody else may capture graphs in this context, on streams that nobody tells us of: programs in C, Python, other
+    /// Declares that other code may capture graphs in this context, on streams that this library does not know: programs in C, Python, other
     /// libraries. From now on, and for every value of this context, no allocator records a context-wide event, which would destroy
     /// such a capture, and no request waits for the device. What would need either is held back until the program
-    /// synchronises (`Allocator::synchronize`). Nothing takes it back. A
-    /// [`unmanaged_stream`](Cuda::unmanaged_stream) says the same, unless [`Cuda::promise_no_captures`] was called before it.
+    /// synchronises (`Allocator::synchronize`). It cannot be revoked. A
+    /// [`unmanaged_stream`](Cuda::unmanaged_stream) declares the same, unless [`Cuda::promise_no_captures`] was called before it.
     pub fn expect_captures(&self) {
         self.device.expects_captures.store(true, core::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Nobody captures graphs in this context, but on streams that it knows and that anybody may ask: ours, adopted ones and permanent
-    /// ones; and on these not while another thread calls. From now on a [`unmanaged_stream`](Cuda::unmanaged_stream) does not say that captures are
-    /// expected. [`Cuda::expect_captures`] says so all the same, before or after, by whomever.
+    /// Promises that no graph is captured in this context, except on streams that it knows and can check: its own, adopted ones and permanent
+    /// ones; and on these not while another thread makes calls. From now on a [`unmanaged_stream`](Cuda::unmanaged_stream) does not declare that captures
+    /// are expected. [`Cuda::expect_captures`] still does, whether it is called before or after, by whichever code.
     pub fn promise_no_captures(&self) {
         self.device.captures_nowhere.store(true, core::sync::atomic::Ordering::Relaxed);
     }

@@ -93,7 +93,7 @@ impl AsyncPool {
         // The range is the caller's, on any stream, once its allocation is complete on this one.
         // SAFETY: the stream lives as long as this value.
         if let Err(e) = unsafe { device.wait_for_stream(stream) } {
-            // SAFETY: allocated above and used by nobody.
+            // SAFETY: allocated above, and nothing uses it.
             let code = unsafe { (device.table().mem_free_async)(addr, stream) };
             let _ = device.done(Call::mem_free_async, code);
             return Err(e);
@@ -154,7 +154,7 @@ impl Drop for AsyncPool {
     }
 }
 
-/// A size that the driver can be asked for.
+/// A size that the driver accepts.
 fn whole(call: Call, bytes: u64) -> DriverResult<usize> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE_BYTES) {
         return Err(invalid(call, format!("asked for {bytes} bytes: ask for a multiple of 512, not 0")));
@@ -236,7 +236,7 @@ unsafe impl Memory for Cuda {
             Some(pool) => (pool.allocate(&self.device, size)?, Kind::Pooled(Arc::clone(pool))),
         };
         if !addr.is_multiple_of(GRANULE_BYTES) {
-            // SAFETY: allocated above, of this kind, and used by nobody.
+            // SAFETY: allocated above, of this kind, and nothing uses it.
             if let Err(e) = unsafe { self.give_back(addr, &kind) } {
                 self.device.defer(e);
             }
@@ -318,16 +318,16 @@ unsafe impl Host for Cuda {
         let Some(ptr) = NonNull::new(found.cast::<u8>()).filter(|_| aligned) else {
             if !found.is_null() {
                 device.quietly(Call::mem_free_host, |table| {
-                    // SAFETY: pinned above, and used by nobody.
+                    // SAFETY: pinned above, and nothing uses it.
                     unsafe { (table.mem_free_host)(found) }
                 });
             }
             let message = format!("the driver's pinned range at {found:?} is not 512-byte aligned");
             return Err(DriverError::new(call.name(), 1, DriverErrorKind::NotSupported, message));
         };
-        // SAFETY: `size` bytes from here are the new range, which nobody else has.
+        // SAFETY: `size` bytes from here are the new range, to which no other reference exists.
         unsafe { ptr.write_bytes(if mutant!(CudaDirtyPages) { 0xD1 } else { 0 }, size) };
-        // Exposed, because copies between ranges of ours begin from the number.
+        // Exposed, because copies between ranges of this backend start from the number.
         device.ranges.add(ptr.as_ptr().expose_provenance() as u64, bytes, Kind::Pinned);
         Ok(ptr)
     }

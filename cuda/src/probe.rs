@@ -117,7 +117,7 @@ type ErrorName = unsafe extern "system" fn(u32, *mut *const c_char) -> Code;
 #[allow(unsafe_code, reason = "foreign calls")]
 fn text_of(ask: ErrorName, code: Code) -> Option<String> {
     let mut text: *const c_char = core::ptr::null();
-    // SAFETY: the pointer is a local's; any number may be asked for.
+    // SAFETY: the pointer is to a local; any number may be passed.
     let answer = unsafe { ask(code, &raw mut text) };
     if answer != 0 || text.is_null() {
         return None;

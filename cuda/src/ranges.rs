@@ -1,7 +1,7 @@
-//! The ranges that this backend handed out: what makes the safe verbs over raw addresses safe, and a wrong free an error
-//! with words instead of the driver's number.
+//! The ranges that this backend allocated: what makes the safe calls over raw addresses safe, and a wrong free an error
+//! with a message instead of the driver's number.
 //!
-//! It is asked where memory is taken and given back, and by the safe launches and copies that replay uses; the
+//! It is used where memory is allocated and freed, and by the safe launches and copies that replay uses; the
 //! allocator's own paths over memory that it holds never come here. It does not know owners or streams, nor what a pool of the driver's is.
 
 use super::table::{Call, invalid};

@@ -1,4 +1,4 @@
-//! Streams: whose they are, who they are, and how long they must live.
+//! Streams: their owners, their identities, and how long they must live.
 //!
 //! | made by | owned | identity |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | [`Cuda::legacy_stream`] | never gone | the context's |
 //! | [`Cuda::per_thread_stream`] | the thread's | one a thread and context: never the handle, which is 0x2 for all |
 //!
-//! Identity is asked once, when the reference is made, because a stream that captures may not be asked (it would destroy
-//! the capture) and because a handle's value is the next stream's after a destroy. Where the driver has no ids (before
-//! CUDA 12), streams that cannot change hands behind our back get numbers of ours, and raw handles are refused. This
+//! Identity is read once, when the reference is made, because a capturing stream must not be asked (that would destroy
+//! the capture) and because after a destroy the handle's value is reused for another stream. Where the driver has no ids (before
+//! CUDA 12), streams that other code cannot destroy get numbers of this library, and raw handles are refused. This
 //! file does not know events or order.
 
 use super::Cuda;
@@ -44,11 +44,11 @@ const CAPTURE_IMPLICIT: u32 = 906;
 pub(super) enum Whose {
     /// Made by us, destroyed by us.
     Ours,
-    /// Somebody's, held by their reference until we drop it.
+    /// Other code's, kept alive by a counted reference until this one is dropped.
     Adopted(Mutex<Arc<CudaStream>>),
-    /// Somebody's, by their promise.
+    /// Other code's, kept alive by its promise.
     Promised,
-    /// Somebody's, alive only in calls that name it.
+    /// Other code's, alive only in calls that name it.
     Unmanaged,
     /// The legacy default stream.
     Legacy,
@@ -61,10 +61,10 @@ struct Inner {
     handle: Handle<CUstream_st>,
     info: StreamInfo,
     whose: Whose,
-    /// The native handle was given out, or cudarc's value, so that a capture may have begun on it: every operation asks. The flag is here, where
-    /// both are made, so that no way to them goes past it.
+    /// The native handle was given out, or cudarc's value, so that a capture may have begun on it: every operation checks for one. The flag is here,
+    /// where both are made, so that no access to them bypasses it.
     exposed: AtomicBool,
-    /// cudarc's value of a stream of ours, once it was asked for (`alias`).
+    /// cudarc's value of a stream of this backend, once it was requested (`alias`).
     alias: Mutex<Option<Arc<CudaStream>>>,
     /// Of an unmanaged stream: whether it is known to have ended.
     ended: Option<Arc<Ended>>,
@@ -81,14 +81,14 @@ impl fmt::Debug for GpuStream {
 }
 
 impl GpuStream {
-    /// The native handle, to launch on. Its value comes back after the stream is destroyed: never an identity.
+    /// The native handle, for launches. Its value is reused after the stream is destroyed: never an identity.
     ///
-    /// Whoever puts work on it keeps a clone of this reference until the work is queued.
+    /// A caller that queues work on it keeps a clone of this reference until the work is queued.
     pub fn handle(&self) -> CUstream {
         self.0.exposed.store(true, Ordering::Relaxed);
         self.0.handle.0
     }
-    /// The native handle for cudarc's value, which is given out by whoever makes it.
+    /// The native handle for cudarc's value, which the code that makes the value gives out.
     pub(super) fn handle_for_alias(&self) -> CUstream {
         if !mutant!(CudaAliasUnseen) {
             self.0.exposed.store(true, Ordering::Relaxed);
@@ -108,13 +108,13 @@ impl GpuStream {
     pub(super) fn alias(&self) -> &Mutex<Option<Arc<CudaStream>>> {
         &self.0.alias
     }
-    /// Whether nobody else has it, ours or cudarc's. A weak reference makes one only for a call of ours. Of an unmanaged stream that it has
-    /// ended: whoever made it has it until then. A default stream needs no reference.
+    /// Whether no other reference exists, of this library or of cudarc. A weak reference becomes one only for a call of this library. For an unmanaged
+    /// stream: whether it has ended; its owner has it until then. A default stream needs no reference.
     pub(super) fn is_last_reference(&self) -> bool {
         if let Some(ended) = &self.0.ended {
             return ended.is_known();
         }
-        // First: with a reference of ours nobody else has, nobody makes one of cudarc's, nor holds the locks below.
+        // First: without another reference of this library, none of cudarc's can be made, and the locks below are free.
         if Arc::strong_count(&self.0) > 1 {
             return false;
         }
@@ -146,16 +146,16 @@ impl GpuStream {
         );
         bad_handle(call, message)
     }
-    /// Whether somebody else could have begun a capture on it.
+    /// Whether other code could have begun a capture on it.
     fn may_capture(&self) -> bool {
-        // An unmanaged stream may be gone: it cannot be asked.
+        // An unmanaged stream may be gone: it cannot be checked.
         let here = match self.0.whose {
             Whose::PerThread(owner) => owner == current_thread(),
             ref whose => !matches!(whose, Whose::Unmanaged),
         };
         here && (!matches!(self.0.whose, Whose::Ours) || self.is_exposed())
     }
-    /// Of a stream of ours: whether anybody could have begun a capture on it.
+    /// For a stream of this backend: whether any code could have begun a capture on it.
     pub(super) fn is_exposed(&self) -> bool {
         matches!(self.0.whose, Whose::Ours) && self.0.exposed.load(Ordering::Relaxed)
     }
@@ -169,7 +169,7 @@ impl Drop for Inner {
                 // SAFETY: `create_stream` made it, and this is the last reference.
                 #[allow(unsafe_code, reason = "foreign calls")]
                 unsafe {
-                    self.device.destroy_lent(self.handle, alias);
+                    self.device.destroy_with_alias(self.handle, alias);
                 }
             }
             Whose::Adopted(theirs) => {
@@ -186,8 +186,8 @@ impl Drop for Inner {
     }
 }
 
-/// The streams that a device knows: those to be asked before a context-wide marker, and, for drivers without ids, who has which
-/// number of ours. It keeps none of them, and has at most twice as many places as streams were referred to at once.
+/// The streams that a device knows: those to check for captures before a context-wide marker, and, for drivers without ids, which stream has which
+/// number. It keeps none of them alive, and has at most twice as many slots as streams were referred to at once.
 #[derive(Default)]
 pub(super) struct Known {
     live: Mutex<Vec<Weak<Inner>>>,
@@ -208,16 +208,16 @@ impl Known {
         let live: Vec<GpuStream> = self.live.lock().iter().filter_map(Weak::upgrade).map(GpuStream).collect();
         live.into_iter().filter(GpuStream::may_capture).collect()
     }
-    /// Who has this handle, of the streams that are kept alive here: nobody else can have it meanwhile.
+    /// The stream that has this handle, among those that are kept alive here: no other stream can have it meanwhile.
     pub(super) fn held(&self, handle: CUstream) -> Option<StreamId> {
         let live: Vec<Arc<Inner>> = self.live.lock().iter().filter_map(Weak::upgrade).collect();
         let same =
             |s: &&Arc<Inner>| matches!(s.whose, Whose::Ours | Whose::Adopted(_)) && s.handle.0 == handle;
         live.iter().find(same).map(|s| s.info.id)
     }
-    /// Adds a reference to a stream, made with the number of one to the same stream that is alive, or with a fresh one. A number
-    /// is remembered by the references to its stream alone: a table of numbers by thread would grow with each thread that ever
-    /// used its default stream. Looked up and added in one hold: one stream has one number, whoever asks at once.
+    /// Adds a reference to a stream, made with the number of a live reference to the same stream, or with a fresh one. Only the references
+    /// to a stream remember its number: a table of numbers by thread would grow with each thread that ever
+    /// used its default stream. Looked up and added in one hold: one stream has one number, however many threads ask at once.
     fn add_numbered(
         &self,
         handle: CUstream,
@@ -241,13 +241,13 @@ impl Whose {
     fn is_named_as(&self, other: &Whose) -> bool {
         match (self, other) {
             (Whose::PerThread(one), Whose::PerThread(other)) => one == other,
-            // A stream of ours, and one that was lent to us, cannot have one handle while both are there.
+            // A stream of this backend and an adopted one cannot have the same handle while both exist.
             _ => core::mem::discriminant(self) == core::mem::discriminant(other),
         }
     }
 }
 
-/// A number of ours, never given twice in a process.
+/// A number of this library, never given twice in a process.
 fn fresh_number() -> StreamId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     StreamId(NEXT.fetch_add(1, Ordering::Relaxed))
@@ -277,7 +277,7 @@ impl Device {
         let ask = || unsafe { (self.table().stream_is_capturing)(stream, &raw mut state) };
         match self.ask_stream(Call::stream_is_capturing, stream, ask) {
             Ok(()) => Ok(state != 0),
-            // The legacy stream would wait for a capturing blocking stream: as good as captured, for whoever would use it.
+            // The legacy stream would wait for a capturing blocking stream: treated as capturing.
             Err(e) if e.code == CAPTURE_IMPLICIT => Ok(true),
             Err(e) => Err(e),
         }
@@ -300,10 +300,10 @@ impl Device {
         Ok(Some(StreamId(id)))
     }
 
-    /// Puts a question about a stream that changes nothing. A default stream is the current context's, so ours is bound
-    /// for it. Any other handle says itself which stream is meant, whatever is current: it is asked about at once, which
-    /// spares the look-up of what is current, as dear as the question. A driver that wants a context all the same says so
-    /// (201, or 709 if what is current was destroyed, as cudarc leaves it behind), and is asked again with ours.
+    /// Makes a driver call that reads something of a stream and changes nothing. A default stream is the current context's, so this context is bound
+    /// for it. Any other handle identifies the stream by itself, whatever context is current: the call is made at once, which
+    /// saves the look-up of the current context, as expensive as the call. A driver that needs a context nevertheless returns
+    /// 201 (or 709 if the current context was destroyed, as cudarc leaves it behind), and is called again with this context bound.
     #[inline]
     fn ask_stream(&self, call: Call, stream: CUstream, mut ask: impl FnMut() -> Code) -> DriverResult<()> {
         if stream.addr() > PER_THREAD {
@@ -357,7 +357,7 @@ impl Device {
 
 #[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
 impl Cuda {
-    /// Makes a stream of ours. Its identity cannot be in doubt: nothing else has its handle yet.
+    /// Makes a stream of this backend. Its identity is certain: no other stream has its handle yet.
     pub(super) fn new_stream(&self, options: StreamOptions) -> DriverResult<GpuStream> {
         let device = &self.device;
         let (flags, kind) = if options.blocking {
@@ -372,7 +372,7 @@ impl Cuda {
         let id = match unsafe { device.driver_id(handle.0) } {
             Ok(id) => id.unwrap_or_else(fresh_number),
             Err(e) => {
-                // SAFETY: made above and used by nobody.
+                // SAFETY: made above, and nothing uses it.
                 unsafe { device.destroy_stream(handle) };
                 return Err(e);
             }
@@ -391,7 +391,7 @@ impl Cuda {
         stream
     }
 
-    /// A reference with the driver's id in `info`, or a number of ours where there is none.
+    /// A reference with the driver's id in `info`, or a number of this library if there is none.
     fn numbered(&self, handle: CUstream, id: Option<StreamId>, info: StreamInfo, whose: Whose) -> GpuStream {
         if let Some(id) = id {
             return self.reference(handle, StreamInfo { id, ..info }, whose);
@@ -419,9 +419,9 @@ impl Cuda {
         self.unlisted(handle, info, Whose::Promised, None)
     }
 
-    /// A stream of cudarc's, kept until the last clone of the reference is dropped: so an allocator keeps it until its
-    /// pool has no live allocation and no use is open. Adopting one stream twice gives the same identity. Its own errors
-    /// stay its own: nothing here touches cudarc's error state. A default stream is recognised, and a per-thread one is
+    /// A stream of cudarc, kept until the last clone of the reference is dropped: so an allocator keeps it until its
+    /// pool has no live allocation and no use is open. Adopting one stream twice gives the same identity. Its errors
+    /// stay in cudarc's state, which nothing here touches. A default stream is recognised, and a per-thread one is
     /// the calling thread's.
     ///
     /// # Errors
@@ -450,15 +450,15 @@ impl Cuda {
         }
     }
 
-    /// A stream by its native handle, which somebody else made and will destroy. 0, 1 and 2 mean the default streams.
+    /// A stream by its native handle, which other code made and will destroy. 0, 1 and 2 mean the default streams.
     ///
     /// # Errors
     /// As [`Cuda::adopt`]; not supported where the driver has no stream ids (before CUDA 12), because a handle's value
-    /// comes back and nothing would tell the two streams apart.
+    /// is reused and nothing would distinguish the two streams.
     ///
     /// # Safety
     /// The handle names a stream that stays alive until the last clone of the reference is dropped: for an allocator's,
-    /// until its pool is closed. Where nobody can promise that, do not adopt it:
+    /// until its pool is closed. If that cannot be promised, do not adopt it:
     /// `free_unknown` serves memory that such a stream used.
     pub unsafe fn raw_stream(&self, handle: CUstream) -> DriverResult<GpuStream> {
         match handle.addr() {
@@ -490,18 +490,18 @@ impl Cuda {
         }
     }
 
-    /// A stream by its native handle ([`Cuda::raw_stream`]) that whoever made it may destroy at any time, work pending or not:
+    /// A stream by its native handle ([`Cuda::raw_stream`]) that its owner may destroy at any time, work pending or not:
     /// Python objects. The reference outlives it without harm. Use the reference only in calls that name the stream while it is
-    /// alive: such calls mark what it holds by then, and nothing else does. What was freed on it, or behind it, since the last
-    /// one that did serves the stream itself, and others when it is named again or the program synchronises (`held_back`). Who it
-    /// is after its end is [`Cuda::raw_id`]'s to tell: another stream may have its handle. From the first one on captures are
+    /// alive: such calls make markers for what it holds by then, and nothing else does. What was freed on it, or behind it, since the last
+    /// marker serves the stream itself, and others when it is named again or the program synchronises (`held_back`). [`Cuda::raw_id`] tells
+    /// whether the handle still is this stream's: after its end another stream may have it. From the first such stream on captures are
     /// expected ([`Cuda::expect_captures`]), unless there are none ([`Cuda::promise_no_captures`]).
     ///
     /// # Errors
     /// As [`Cuda::raw_stream`].
     ///
     /// # Safety
-    /// The handle names a stream that is alive during this call and during every later call that is given the reference.
+    /// The handle names a stream that is alive during this call and during every later call that receives the reference.
     pub unsafe fn unmanaged_stream(&self, handle: CUstream) -> DriverResult<GpuStream> {
         match handle.addr() {
             0 | LEGACY => self.legacy_stream(),

@@ -259,9 +259,9 @@ impl Call {
 
 /// How often each function was called.
 ///
-/// Simply it is a number for each function. But sixteen threads that ask whether their streams capture would all write that
-/// one number, 40 ns apart and 16 times as dear as the question; so each thread counts in a stripe of its own, as long as
-/// there are stripes, and whoever lists the counts adds them up.
+/// The simple version is a number for each function. But if sixteen threads ask whether their streams capture, all write that
+/// one number, 40 ns apart and 16 times as expensive as the driver's call. So each thread counts in a stripe of its own, as long as
+/// there are stripes, and the counts are added up when they are listed.
 pub(super) struct Calls {
     stripes: Box<[Stripe]>,
     on: AtomicBool,
@@ -359,17 +359,17 @@ pub(super) fn failed(table: &Table, call: Call, code: Code) -> DriverError {
     DriverError::new(call.name(), code, kind, explain(table, code))
 }
 
-/// An error of ours about a handle.
+/// An error of this backend about a handle.
 pub(super) fn bad_handle(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(call.name(), 400, DriverErrorKind::InvalidHandle, message)
 }
 
-/// An error of ours about an argument.
+/// An error of this backend about an argument.
 pub(super) fn invalid(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(call.name(), 1, DriverErrorKind::InvalidValue, message)
 }
 
-/// An error of ours about something that this driver or device lacks.
+/// An error of this backend about something that this driver or device lacks.
 pub(super) fn lacking(call: Call, message: impl Into<std::borrow::Cow<'static, str>>) -> DriverError {
     DriverError::new(call.name(), 801, DriverErrorKind::NotSupported, message)
 }

@@ -1,4 +1,4 @@
-//! Two heaps that lend to each other: any bytes are a legal sequence of verbs; both heaps are walked after each, and a
+//! Two heaps between which ranges migrate: any bytes are a legal sequence of operations; both heaps are walked after each, and a
 //! table of who holds which granule must agree with what they hand out.
 
 use millpond::heap::{ChunkId, Cut, Heap, Kind, Want};
@@ -61,8 +61,8 @@ impl World {
             2..7 => self.take(heap, verb, a, b, c, d),
             7..11 => self.give(a, b),
             11 => self.hold(a, b),
-            12 => self.lend(heap, a, b, c),
-            13 => self.lend_in_flight(a, b, d),
+            12 => self.migrate(heap, a, b, c),
+            13 => self.migrate_in_flight(a, b, d),
             14 => self.release(a),
             _ => self.questions(heap, a, b),
         }
@@ -148,7 +148,7 @@ impl World {
     }
 
     /// A piece of a free chunk moves from one heap to the other.
-    fn lend(&mut self, from: usize, a: u8, b: u8, c: u8) {
+    fn migrate(&mut self, from: usize, a: u8, b: u8, c: u8) {
         let want = Want::new(Granules(len_of(b, c)), kind_of(a));
         let most = Epoch(if c & 2 == 0 { u64::MAX } else { self.epoch / 2 });
         let Some(found) = self.heaps[from].find(&want, 64, |stamp| stamp <= most) else { return };
@@ -167,7 +167,7 @@ impl World {
     }
 
     /// The front of a range in flight moves; the rest keeps its number and its stamp.
-    fn lend_in_flight(&mut self, a: u8, b: u8, d: u8) {
+    fn migrate_in_flight(&mut self, a: u8, b: u8, d: u8) {
         let Some((at, out)) = self.pick(a, b, |o| o.in_flight) else { return };
         let len = 1 + u32::from(d) % out.len;
         let cut = self.heaps[out.heap].cut(out.chunk, Granules(at.1), Granules(len));

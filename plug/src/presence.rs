@@ -256,7 +256,7 @@ mod tests {
     use super::{Calls, Here, How, enter};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// A call that says that it has begun, and ends when it is told to.
+    /// A call that reports that it has begun, and ends when it receives the signal.
     fn one_call(tell: &Sender<()>, gone: &Receiver<()>) {
         let _here = enter();
         tell.send(()).expect("somebody waits");

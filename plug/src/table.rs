@@ -119,7 +119,7 @@ mod tests {
     use super::Table;
     use crate::presence::enter;
 
-    /// Somebody stands still between the number and the place: others are found all the same.
+    /// A thread is stopped between the number and the place: other values are found nevertheless.
     #[test]
     fn a_place_that_is_not_filled_yet_hides_nobody() {
         let table = Table::<u32, 4>::new();
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(table.iter().collect::<Vec<_>>(), [&0, &1]);
     }
 
-    /// At the end, and past it, no number is given twice, whoever asks at once.
+    /// At the end, and past it, no number is given twice, however many threads ask at once.
     #[test]
     fn no_number_is_given_twice() {
         let table = Table::<u32, 64>::new();
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Whoever found a value has it to the end of its call.
+    /// A call that found a value has it to its end.
     #[test]
     fn a_value_is_freed_behind_the_calls_that_may_have_it() {
         static TABLE: Table<u32, 2> = Table::new();

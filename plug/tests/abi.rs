@@ -869,7 +869,7 @@ fn after_the_end_what_is_alive_can_be_freed() {
 
 const DRIVER: c_int = 8;
 
-/// A create that fails says nothing to other allocators: not that somebody captures, which would hold their memory back.
+/// A create that fails says nothing to other allocators: not that other code captures, which would hold their memory back.
 #[test]
 fn a_failed_create_changes_no_other_allocator() {
     alone("a_failed_create_changes_no_other_allocator", |fake| {

@@ -69,7 +69,7 @@ fn run(program: &Path, room: &Room, driver: &Path) -> String {
 fn over(program: &Path, room: &Room, driver: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", &room.0).env("MILLPOND_LIBCUDA", driver).env("MILLPOND_LIMIT", "64MiB");
-    // As late as legal: what is queued is pending until somebody waits for it.
+    // As late as legal: what is queued is pending until the host waits for it.
     command.env("MILLPOND_FAKE_SCHEDULE", "latest");
     command
 }

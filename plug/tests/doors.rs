@@ -327,7 +327,7 @@ fn each_driver_call_of_each_entry_fails_in_turn() {
         let steps: Vec<String> = steps.iter().enumerate().map(with).collect();
         format!("{schedule}\n{}", steps.join("\n")).parse().expect("a program")
     };
-    // In the second of them nobody captures, until an allocator is made that expects it.
+    // In the second of them nothing captures, until an allocator is made that expects it.
     let schedules = ["schedule 1 rounds 0", "schedule 0 rounds 0 quiet"];
     let fails = |(_, step): &(usize, &str)| step.ends_with('F');
     let places = || steps.iter().copied().enumerate().filter(fails);
@@ -556,7 +556,7 @@ fn every_bug_of_the_doors_is_found() {
     use pond::mutant::Bug;
     use std::io::Write;
 
-    /// Bugs of the rooms below that end somebody's capture, or forget whom it kept from being marked.
+    /// Bugs of the rooms below that end a capture by other code, or forget whom it kept from being marked.
     const OF_CAPTURES: &[Bug] = &[
         Bug::ContextMarker,
         Bug::LooseForgotten,
@@ -609,7 +609,7 @@ fn every_bug_of_the_doors_is_found() {
         }
         let found = found.unwrap_or_default();
         table += &format!("| {bug} | {} | {found} |\n", bug.what());
-        // Past the test harness, which shows what a passing test prints to nobody.
+        // Past the test harness, which hides what a passing test prints.
         let _ = std::io::stderr().write_all(core::mem::take(&mut table).as_bytes());
     }
     assert!(missed.is_empty(), "no program finds {missed:?}");

@@ -21,7 +21,7 @@ fn hostile_calls_answer_as_the_model_says() {
         // Shown when the run below panics.
         println!("seed {}", seed.display());
         if !c_abi::run(&std::fs::read(&seed).expect("it is there")) {
-            // Past the test harness, which shows what a passing test prints to nobody.
+            // Past the test harness, which hides what a passing test prints.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: the stand-in driver is not built: cargo test --workspace"

@@ -651,7 +651,7 @@ fn free_after_itself(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// What nobody can mark comes back when the program says that the device is quiet.
+/// What cannot be marked comes back when the program says that the device is quiet.
 fn quiet_now_and_then(door: Door, i: u64) {
     if i % PERIOD == 50 {
         must(ffi::millpond_synchronize(door.0));
@@ -669,7 +669,7 @@ fn free_unknown(door: Option<Door>, _: Context) -> Round {
 /// Rounds between two times at which the program says that the device is quiet.
 const UNTOLD_FOR: u64 = 500;
 
-/// Freed by nobody knows whom, and used on another stream. Until the program says that the device is quiet, no matter who has waited, the device's memory grows by
+/// Freed with unknown users, and used on another stream. Until the program says that the device is quiet, no matter who has waited, the device's memory grows by
 /// what is reported as held back, to the byte; then nothing is held back and nothing more is taken, and a trim gives all of it back.
 fn held_back(door: Option<Door>, _: Context) -> Round {
     let (door, s, t) = (door.expect("an allocator"), stream(), stream());
@@ -959,7 +959,7 @@ fn every_leak_of_the_doors_is_found() {
         let said = String::from_utf8_lossy(&run.stderr);
         let found = said.lines().skip_while(|line| !line.starts_with("FAIL ")).nth(1);
         match found {
-            // Past the test harness, which shows what a passing test prints to nobody.
+            // Past the test harness, which hides what a passing test prints.
             Some(found) => {
                 let _ = std::io::stderr().write_all(format!("{bug}: {name}: {}\n", found.trim()).as_bytes());
             }

@@ -10,7 +10,7 @@ use super::outcome::ReplayError;
 use super::workload::{Act, Declaration, InjectedBug, Plan, What, Workload};
 use millpond_trace::{Access, BlockNo, EventNo, Log, Op, Program, Step, StreamNo, ThreadNo};
 
-/// A point behind an access of a block, that somebody may wait for.
+/// A point behind an access of a block that a stream may wait for.
 struct Mark {
     event: EventNo,
     stream: u16,
@@ -31,7 +31,7 @@ struct Life {
 struct Expansion {
     program: Program,
     thread: ThreadNo,
-    /// Events that nobody waits for any more.
+    /// Events that no later wait needs.
     free_events: Vec<EventNo>,
     /// How many there are in all.
     events: u32,
@@ -44,7 +44,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`ReplayError::Workload`] for options that cannot be, for [`Workload::legacy`], since a program makes its streams, and for more than
-    /// 65,536 points at one time that somebody may wait for.
+    /// 65,536 points at one time that a stream may wait for.
     pub fn program(&self, log: &Log) -> Result<Program, ReplayError> {
         let plan = self.plan(log)?;
         if plan.legacy.is_some() {
@@ -81,7 +81,7 @@ impl Expansion {
         self.program.steps.push(Step { thread: self.thread, op });
     }
 
-    /// Records an event on a stream: one that nobody waits for any more, or a new one.
+    /// Records an event on a stream: one that no later wait needs, or a new one.
     fn record(&mut self, stream: u16) -> Result<EventNo, ReplayError> {
         let event = match self.free_events.pop() {
             Some(event) => event,

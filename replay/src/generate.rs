@@ -16,7 +16,7 @@
 use millpond_trace::Program;
 use millpond_trace::{Access, BlockNo, EventNo, Op, Step, StreamNo, ThreadNo};
 
-/// One choice: the verb, three picks among what is alive or open, a size, and a thread.
+/// One choice: the operation, three picks among what is live or open, a size, and a thread.
 pub(super) type Choice = [u8; CHOICE_BYTES];
 const CHOICE_BYTES: usize = 6;
 
@@ -147,7 +147,7 @@ impl Generator {
         let number = EventNo(u16::from(b % EVENTS));
         let event = usize::from(number.0);
         let block = if self.alive.is_empty() { None } else { Some(usize::from(b) % self.alive.len()) };
-        // The weights are the widths: small numbers are the simplest verbs, since choices shrink towards zero.
+        // The weights are the widths: small numbers are the simplest operations, since choices shrink towards zero.
         match (verb, block) {
             (0..4, _) => self.emit(Op::Tick),
             (4..60, _) | (60..180, None) => self.alloc(stream, id, c, size),
@@ -226,14 +226,14 @@ impl Generator {
     fn alloc(&mut self, stream: StreamNo, id: usize, c: u8, size: u8) {
         let block = self.name_block();
         let bytes = bytes_of(size);
-        // One in thirty asks for an alignment: 1 KiB to 128 KiB.
+        // One in thirty has an alignment: 1 KiB to 128 KiB.
         let align = (c >= 248).then(|| 1024 << (c - 248));
         self.emit(Op::Alloc { block, bytes, align, stream });
         let born = Some(self.tick(id));
         self.alive.push(Life { block, bytes, home: Some(id), born, written: None, read: Vec::new() });
     }
 
-    /// A use, after everything it must come after. The first use of a block writes it: nobody reads what nobody wrote.
+    /// A use, after everything it must come after. The first use of a block writes it: nothing reads bytes that were never written.
     fn touch(&mut self, block: usize, stream: StreamNo, id: usize, access: Access, c: u8) {
         let access = if self.alive[block].written.is_none() { Access::Write } else { access };
         self.order(block, stream, id, access, c);

@@ -1,7 +1,7 @@
-//! The run to compare with: the same acts on the same device model, with all the memory in the world.
+//! The run to compare with: the same acts on the same device model, with unlimited memory.
 //!
 //! Every block gets addresses of its own from one giant range, taken before the clock starts to matter, so there is no
-//! reuse, nothing waits for reuse, and nothing is asked of the device but what the program itself asks: its kernels,
+//! reuse, nothing waits for reuse, and the device does only what the program itself requests: its kernels,
 //! its events and its waits. What the other run takes longer is the price of an allocator. Contents and the oracle are
 //! off: there is nothing to judge.
 //!
@@ -15,10 +15,10 @@ use millpond_driver::{DriverResult, Fences, Memory};
 use millpond_sim::{Launch, Sim, SimEvent, SimStream};
 use millpond_trace::Access;
 
-/// Addresses to bump through: as many as one simulated device has at hand. A log that allocates more begins anew.
+/// Addresses to allocate in order: as many as one simulated device has. A log that allocates more begins anew.
 const RANGE: u64 = 1 << 46;
 
-/// A block: where, how long, and the points behind its accesses that somebody may wait for.
+/// A block: its address, its length, and the points behind its accesses that a stream may wait for.
 #[derive(Default)]
 struct Block {
     addr: Addr,

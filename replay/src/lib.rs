@@ -85,8 +85,8 @@ pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 /// last use. With [`Workload::broken`] at 0 the program is correct: whatever is then violated is
 /// the allocator's fault.
 ///
-/// A request that fails ends the replay: it is the outcome's [`Outcome::failure`], and everything is given back all the
-/// same.
+/// A request that fails ends the replay: it is the outcome's [`Outcome::failure`], and everything is given back
+/// nevertheless.
 ///
 /// # Errors
 /// A workload that cannot be ([`ReplayError::Workload`]); an allocator or stream that could not be made; a driver call that

@@ -108,7 +108,7 @@ impl fmt::Display for Lost {
 pub struct Failure {
     /// The call of the log, counted from 0; in a repeat, from its beginning.
     pub call: u64,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
     /// Whether memory was out, rather than the request absurd.
     pub out_of_memory: bool,

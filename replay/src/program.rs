@@ -54,7 +54,7 @@ pub fn replay_watched<D: Touch>(
     Ok(outcome)
 }
 
-/// Runs a program on a device of its own: makes an allocator, runs every step, drops everything, asks the device for its
+/// Runs a program on a device of its own: makes an allocator, runs every step, drops everything, and returns the device's
 /// judgement. `run_ahead`: as in [`Workload::run_ahead`](super::Workload::run_ahead), in steps of the program that are `tick`.
 ///
 /// # Errors
@@ -492,7 +492,7 @@ impl<D: Touch> Table<D> {
         let driver = self.allocator.driver();
         let (addr, bytes) = (b.addr(), b.bytes());
         if !recorded && matches!(b.place, Place::Pinned(_)) {
-            // The allocator may hand the bytes out while this is queued, to somebody with references to them: it is judged,
+            // The allocator may reuse the bytes while this is queued, for an owner with references to them: it is judged,
             // and touches nothing.
             return Ok(driver.declare(stream.native(), addr, bytes, id, access)?);
         }
@@ -500,8 +500,8 @@ impl<D: Touch> Table<D> {
             Access::Write => {
                 self.writes += 1;
                 let word = stirred(self.writes) | 1;
-                // SAFETY: the block is alive and the program's; nobody made a reference to it, and if it is pinned, the use was
-                // recorded above, so that its bytes go to nobody before the kernel is complete.
+                // SAFETY: the block is live and the program's; no reference to it exists, and if it is pinned, the use was
+                // recorded above, so that its bytes are not reused before the kernel is complete.
                 unsafe { driver.write(stream.native(), addr, bytes, id, word)? };
                 b.pieces.clear();
                 b.pieces.push(Piece { end: bytes, word: Some(word) });
@@ -532,8 +532,8 @@ impl<D: Touch> Table<D> {
             return Ok(());
         }
         self.cross_stream_uses += [source, target].iter().filter(|b| b.is_away(stream)).count() as u64;
-        // SAFETY: both blocks are alive and the program's, nobody made a reference to them, and both uses were recorded above,
-        // so that their bytes go to nobody before the copy is complete.
+        // SAFETY: both blocks are live and the program's, no reference to them exists, and both uses were recorded above,
+        // so that their bytes are not reused before the copy is complete.
         unsafe { self.allocator.driver().copy(stream.native(), target.addr(), source.addr(), bytes)? };
         let mut pieces = source.first(bytes);
         pieces.extend(target.pieces.iter().copied().filter(|p| p.end > bytes));

@@ -205,7 +205,7 @@ pub(super) fn halt(plan: &Plan, at: usize, act: &Act, error: Error) -> Halt {
     }
 }
 
-/// The plan of a log on its way through an allocator, as often as asked.
+/// The plan of a log that runs through an allocator, as often as requested.
 pub(super) struct Pass<'a, D: Touch> {
     pub(super) stage: Stage<'a, D>,
     pub(super) plan: &'a Plan,
@@ -239,7 +239,7 @@ impl<'a, D: Touch> Pass<'a, D> {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Adds to the calls made, and tells.
+    /// Adds to the number of calls made, and reports progress.
     pub(super) fn made(&self, calls: u64) {
         let before = self.calls.fetch_add(calls, Ordering::Relaxed);
         (self.progress)(before + calls);

@@ -37,8 +37,8 @@ pub trait Touch: Driver {
         word: u64,
     ) -> DriverResult<()>;
 
-    /// Queues a kernel that reads a range and checks that it holds a repeating word. `None`: it is read, but nobody
-    /// knows what it holds.
+    /// Queues a kernel that reads a range and checks that it holds a repeating word. With `None` it only reads: the
+    /// contents are unknown.
     ///
     /// # Errors
     /// The driver's; nothing was then queued.
@@ -55,10 +55,10 @@ pub trait Touch: Driver {
         word: Option<u64>,
     ) -> DriverResult<()>;
 
-    /// Tells the device's judge of an access that touches no byte.
+    /// Reports an access that touches no byte to the device's judge.
     ///
     /// # Errors
-    /// The driver's; nothing was then told.
+    /// The driver's; nothing was reported then.
     fn declare(
         &self,
         stream: &Self::Stream,
@@ -149,7 +149,7 @@ pub trait Touch: Driver {
 pub struct Judgement {
     /// Accesses that were judged.
     pub accesses_checked: u64,
-    /// Violations of order, whoever is to blame.
+    /// Violations of order, by the allocator or the program.
     pub violations: u64,
     /// Of these, the allocator's.
     pub violations_of_allocator: u64,
@@ -306,7 +306,7 @@ impl Touch for Cuda {
         // SAFETY: passed on.
         unsafe { self.write_pattern_anywhere(stream, addr, bytes, word) }
     }
-    /// Without a word nothing is launched: a read that nobody checks leaves no trace on hardware.
+    /// Without a word nothing is launched: a read that is not checked leaves no trace on hardware.
     unsafe fn read(
         &self,
         stream: &Self::Stream,
@@ -330,7 +330,7 @@ impl Touch for Cuda {
     fn legacy(&self) -> Option<Self::Stream> {
         self.legacy_stream().ok()
     }
-    /// A device that cannot be asked counts as one mismatch.
+    /// A device that fails to answer counts as one mismatch.
     fn judge(&self, finish: bool) -> Option<Judgement> {
         let (mismatches, text) = match self.bad_ranges(finish) {
             Ok((bad, total)) => (total, bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),

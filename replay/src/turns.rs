@@ -1,8 +1,8 @@
 //! Host threads: each does its own acts, in turns or freely.
 //!
-//! **In turns** the acts happen in the order of the log. The table of blocks is a baton: who holds it does its stretch
-//! of acts and passes it to the thread of the next one. Nobody else has anything to touch, so there is no lock; if a
-//! thread panics the baton is dropped, every waiting thread sees its channel closed, and the panic goes on.
+//! **In turns** the acts happen in the order of the log. The table of blocks is a baton: the thread that holds it does its stretch
+//! of acts and passes it to the thread of the next one. Other threads have nothing to access, so there is no lock; if a
+//! thread panics the baton is dropped, every waiting thread sees its channel closed, and the panic resumes.
 //!
 //! **Freely** each thread runs through its own acts as fast as it can. The acts of one slot still follow each other: an
 //! act waits for the act before it of the same slot, which is earlier in the log, so the earliest act that is not done
@@ -135,7 +135,7 @@ impl Meeting {
     fn finish(&self, slot: u32) {
         self.done[slot as usize].fetch_add(1, Ordering::Release);
         let (lock, bell) = &self.bells[slot as usize % BELLS];
-        // Behind the lock, so that nobody checks before and sleeps after.
+        // Under the lock, so that no thread checks before and sleeps after.
         drop(lock.lock());
         bell.notify_all();
     }

@@ -1,20 +1,20 @@
-//! Live allocations that know who touched them: an operation waits for exactly what it has to come after.
+//! Allocations that know which operations touched them: an operation waits for exactly what it conflicts with.
 //!
 //! The simple version: each allocation remembers the last writer and the readers since, as (stream, epoch). A read on
-//! another stream waits for the writer; a write waits for the readers too; a read after a read waits for nobody. Where it
-//! departs from that:
+//! another stream waits for the writer; a write waits for the readers too; a read after a read waits for nothing. The
+//! differences:
 //!
-//! 1. What happened on the allocation's home stream are two numbers in the handle ([`Tracked`]), without a lock: arrays
-//!    that live on one stream pay two atomic accesses an operation, and their free stays the plain one (law O2). Other
-//!    streams' uses are in the pool's keeping (O6), so that a free needs nothing more.
+//! 1. Accesses on the allocation's home stream are two numbers in the handle ([`Tracked`]), without a lock: arrays
+//!    that live on one stream cost two atomic accesses an operation, and their free stays the plain one (law O2). Other
+//!    streams' uses are kept in the pool (O6), so that a free needs nothing more.
 //! 2. An operation on one stream is numbered by the stamp loaded behind it (O8), which costs no event: a marker is made when
-//!    somebody has to wait. Such a late marker covers what the stream was given in between, too. So copies record one
+//!    another stream has to wait. Such a late marker also covers what was queued on the stream in between. So copies record one
 //!    right behind themselves ([`Mark::Each`]), and so does every operation on an allocation that lives on more than
 //!    one stream ([`Mark::Shared`]).
-//! 3. The bytes' former life on the home stream counts as a write before the first (O7).
-//! 4. An operation that somebody else queues has no moment that could be numbered: it is open (`open`), or borrowed (`borrowed`).
+//! 3. The earlier use of the same bytes on the home stream counts as a write before the first (O7).
+//! 4. An operation that other code queues has no moment at which it could be numbered: its use is open (`open`) or borrowed (`borrowed`).
 //!
-//! Several missing waits become few (`waits`). This file does not know types,
+//! Of several missing waits only the necessary ones are made (`waits`). This file does not know types,
 //! extents (two parts of one allocation wait for each other), nor what an operation does.
 
 #[cfg(feature = "cuda")]
@@ -30,7 +30,7 @@ use super::event::Event;
 use super::external::External;
 use super::pool::Pool;
 #[cfg(feature = "cuda")]
-use super::pool::state::Guest;
+pub(crate) use super::pool::state::Extension;
 use super::registry::uses::{bound, conflicts, release_uses};
 use super::registry::{Registry, StreamTimeline};
 use super::stream::Stream;
@@ -45,33 +45,33 @@ use crate::sync::{Arc, Ordering};
 use crate::units::{Addr, AllocationId, Epoch, StreamId};
 use core::fmt;
 
-/// An allocation that knows the operations on its data, so that one on another stream waits for what it must.
+/// An allocation that knows the operations on its data, so that an operation on another stream waits for those it conflicts with.
 pub(crate) struct Tracked<D: Driver> {
     bytes: Bytes<D>,
-    /// Told of other streams' uses, and behind the bytes that they are free.
+    /// Notified of other streams' uses, and that the bytes are free after the free.
     watchers: Option<Box<Watchers>>,
-    /// Stamps of the home stream's last write and last read; 0 for none, or none that still says anything.
+    /// Stamps of the home stream's last write and last read; 0 if there is none, or if it no longer matters.
     home_written: AtomicU64,
     home_read: AtomicU64,
-    /// Work on the home stream was declared that nobody stamps: it holds whatever the stream holds when asked.
+    /// Work on the home stream was declared that nothing stamps: it counts as everything that the stream holds whenever this is read.
     home_open: AtomicBool,
-    /// How many reads and writes somebody else may be queueing on the home stream: they hold what the stream holds, too.
+    /// How many reads and writes other code may be queueing on the home stream: they also count as everything that the stream holds.
     home_reading: AtomicU64,
     home_writing: AtomicU64,
-    /// Other streams' uses may be in the pool's keeping.
+    /// Whether the pool may hold uses by other streams.
     shared: AtomicBool,
 }
 
-/// An allocation, and who watches it.
+/// An allocation and its watchers.
 pub(crate) type Parts<D> = (Allocation<D>, Option<Box<Watchers>>);
 
-/// Where the bytes are from.
+/// Where the bytes come from.
 enum Bytes<D: Driver> {
     Ours(Allocation<D>),
     Theirs(Box<External<D>>),
 }
 
-/// Who keeps other streams' uses of some bytes.
+/// Where the uses by other streams are kept.
 enum Holder<'a, D: Driver> {
     Pool(&'a Home<D>),
     External(&'a External<D>),
@@ -82,11 +82,11 @@ enum Holder<'a, D: Driver> {
 pub(crate) enum Intent {
     /// Reads some of it.
     Read,
-    /// Reads some of it, and nobody borrows any of it to write meanwhile: what was borrowed to write was queued before.
+    /// Reads some of it, while nothing borrows any of it for writing: whatever was borrowed for writing was queued before.
     ReadWhole,
     /// May write some of it.
     Write,
-    /// May write any of it, and nothing else touches it meanwhile: earlier uses say nothing more behind this one.
+    /// May write any of it, and nothing else touches it meanwhile: earlier uses no longer matter behind this one.
     WriteWhole,
 }
 
@@ -111,7 +111,7 @@ impl<D: Driver> Copy for Touch<'_, D> {}
 /// When an operation records a marker right behind itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mark {
-    /// Always: somebody will wait for it, or it is a copy.
+    /// Always: another stream will wait for it, or it is a copy.
     Each,
     /// When one of its allocations lives on more than one stream.
     Shared,
@@ -119,7 +119,7 @@ pub(crate) enum Mark {
 
 /// An operation that was queued.
 pub(crate) struct Queued<D: Driver> {
-    /// The event right behind it, for [`Mark::Each`]. The operation is queued and known either way.
+    /// The event right behind it, for [`Mark::Each`]. Whether it could be made or not, the operation is queued and recorded.
     pub(crate) event: Result<Option<Event<D>>, Error>,
 }
 
@@ -141,7 +141,7 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
-    /// An allocation with a past: what its home stream holds by now counts as a write, recorded uses as what they are.
+    /// An allocation that was used before: everything its home stream holds now counts as a write, and recorded uses count as what they are.
     pub(crate) fn with_past(allocation: Allocation<D>) -> Tracked<D> {
         let shared = allocation
             .home()
@@ -150,12 +150,12 @@ impl<D: Driver> Tracked<D> {
         tracked.shared.store(shared, Ordering::Relaxed);
         tracked.written_by_now()
     }
-    /// An allocation with a past, and with those who watch it.
+    /// An allocation that was used before, with its watchers.
     pub(crate) fn watched(allocation: Allocation<D>, watchers: Watchers) -> Tracked<D> {
         let watchers = (!watchers.is_empty()).then(|| Box::new(watchers));
         Tracked { watchers, ..Tracked::with_past(allocation) }
     }
-    /// External memory: what the stream that it was brought in on holds by now counts as a write.
+    /// External memory: everything that the stream it was imported on holds now counts as a write.
     pub(crate) fn external(memory: External<D>) -> Tracked<D> {
         Tracked::of(Bytes::Theirs(Box::new(memory))).written_by_now()
     }
@@ -165,14 +165,14 @@ impl<D: Driver> Tracked<D> {
         self
     }
 
-    /// Gives up what is known of the data; what the free has to respect stays, and who watches goes with it. External memory stays what it is.
+    /// Gives up what is known of the data. The uses that the free has to respect stay, and the watchers are returned. External memory is returned unchanged.
     pub(crate) fn into_allocation(self) -> Result<Parts<D>, Tracked<D>> {
         match self.bytes {
             Bytes::Ours(allocation) => Ok((allocation, self.watchers)),
             Bytes::Theirs(_) => Err(self),
         }
     }
-    /// Whether somebody is told of its free.
+    /// Whether watchers are notified of its free.
     pub(crate) fn is_watched(&self) -> bool {
         self.watchers.is_some()
     }
@@ -184,18 +184,18 @@ impl<D: Driver> Tracked<D> {
             Bytes::Theirs(memory) => memory.addr,
         }
     }
-    /// Which allocation it is; `None` for no bytes, and for external memory.
+    /// Its identity; `None` for zero bytes, and for external memory.
     pub(crate) fn id(&self) -> Option<AllocationId> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.id(),
             Bytes::Theirs(_) => None,
         }
     }
-    /// The home stream; `None` for no bytes.
+    /// The home stream; `None` for zero bytes.
     pub(crate) fn stream_id(&self) -> Option<StreamId> {
         self.holder().map(|k| k.home().info.id)
     }
-    /// The registry and the driver of its device; `None` for no bytes.
+    /// The registry and the driver of its device; `None` for zero bytes.
     #[cfg(feature = "cuda")]
     pub(crate) fn device(&self) -> Option<(&Registry<D>, &D)> {
         self.holder().map(|holder| {
@@ -203,10 +203,10 @@ impl<D: Driver> Tracked<D> {
             (via.registry, via.driver)
         })
     }
-    /// What another room keeps with the bytes, and their home stream's timeline; `None` for no bytes.
+    /// What another module keeps with the bytes, and their home stream's timeline; `None` for zero bytes.
     #[cfg(feature = "cuda")]
-    pub(crate) fn guest(&self) -> Option<(&Guest, &StreamTimeline<D>)> {
-        self.holder().map(|holder| (holder.guest(), holder.home()))
+    pub(crate) fn extension(&self) -> Option<(&Extension, &StreamTimeline<D>)> {
+        self.holder().map(|holder| (holder.extension(), holder.home()))
     }
     fn holder(&self) -> Option<Holder<'_, D>> {
         match &self.bytes {
@@ -215,8 +215,8 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
-    /// An operation of other code on `stream`, queued by now or later, may write: [`Allocation::record_use`], and later
-    /// operations of ours come after whatever that stream holds when they are queued.
+    /// Declares that an operation of other code on `stream`, queued by now or later, may write: as [`Allocation::record_use`]. Later
+    /// operations of ours come after everything that the stream holds when they are queued.
     pub(crate) fn declare(&self, stream: &Stream<D>) -> Result<(), Error> {
         match &self.bytes {
             Bytes::Ours(allocation) => allocation.record_use(stream)?,
@@ -238,19 +238,19 @@ impl<D: Driver> Tracked<D> {
         !self.is_home(with) || self.shared.load(Ordering::Acquire)
     }
 
-    /// Whether work may be on the home stream that has no number yet and conflicts with this.
+    /// Whether the home stream may hold work without a number that conflicts with this access.
     fn is_open_at_home(&self, access: Access) -> bool {
         laws::after_open(self.home_open.load(Ordering::Acquire))
             || self.home_writing.load(Ordering::Acquire) > 0
             || (access == Access::Write && self.home_reading.load(Ordering::Acquire) > 0)
     }
 
-    /// What an access on `to` has to come after, joined into `into`.
+    /// Joins into `into` what an access on `to` has to come after.
     fn conflicts(&self, to: TimelineId, access: Access, into: &mut PendingSet) {
         let Some(holder) = self.holder() else { return };
         let home = holder.home();
         if home.id != to {
-            // First: what was open gets its number before it is closed.
+            // First: an open use gets its number before it is closed.
             let open = self.is_open_at_home(access);
             let open = open.then(|| home.stamp());
             let written = laws::after_write(|| self.home_written.load(Ordering::Acquire));
@@ -259,7 +259,7 @@ impl<D: Driver> Tracked<D> {
                 into,
                 Pending { on: home.id, epoch: Epoch(written.max(read)).max(open.unwrap_or_default()) },
             );
-            // Data first, birth last: one wait serves both.
+            // The data's uses first, the birth stamp last: one wait serves both.
             if let Some(birth) = laws::after_birth(holder.birth()) {
                 join(into, birth);
             }
@@ -269,13 +269,13 @@ impl<D: Driver> Tracked<D> {
         }
     }
 
-    /// The operation is queued on `stream` and ends by `epoch`. Another stream's may have been open until now.
+    /// Records that the operation is queued on `stream` and ends by `epoch`. A use by another stream may have been open until now.
     fn seal(&self, stream: &Stream<D>, intent: Intent, epoch: Epoch, open: Option<Operation>) {
         let Some(holder) = self.holder() else { return };
         let on = stream.timeline();
         if holder.home().id == on.id {
             let last = if intent.access() == Access::Read { &self.home_read } else { &self.home_written };
-            // Another thread's operation, on another part or a read as well, may have come in between.
+            // Another thread's operation (on another part, or also a read) may have been sealed in between.
             let _ = if mutant!(SealStores) {
                 last.swap(epoch.0, Ordering::AcqRel)
             } else {
@@ -285,7 +285,7 @@ impl<D: Driver> Tracked<D> {
                 self.forget_home_reads();
                 self.forget_shared();
             }
-            // The free covers what the home stream did with an allocation; of others' memory it is not the home stream.
+            // The free covers what the home stream did with an allocation. External memory has no such free.
             if D::JUDGES && self.id().is_none() {
                 self.note_used(stream.driver(), stream.id(), true);
             }
@@ -303,16 +303,16 @@ impl<D: Driver> Tracked<D> {
         self.note_used(stream.driver(), stream.id(), true);
     }
 
-    /// The whole of it was written behind every use: the home stream's reads, and what was borrowed or forgotten open there,
-    /// say nothing more.
+    /// All of it was written after every use: the home stream's reads, and uses there that were borrowed or left open by a forgotten guard,
+    /// no longer matter.
     fn forget_home_reads(&self) {
         self.home_read.store(0, Ordering::Release);
         self.home_reading.store(0, Ordering::Release);
         self.home_writing.store(0, Ordering::Release);
     }
 
-    /// What was borrowed or forgotten open at home is over, of these accesses: it has the number of what the home stream holds by now. What was
-    /// declared there stays open. Nobody who would close it is alive.
+    /// Ends the uses at home of these accesses that were borrowed or left open by a forgotten guard: they get the number of what the home stream
+    /// holds by now. What was declared there stays open. Nothing that would close these uses is alive.
     fn end_open_at_home(&self, is_over: impl Fn(Access) -> bool) {
         let Some(home) = self.holder().map(|holder| holder.home()) else { return };
         let halves = [
@@ -322,14 +322,14 @@ impl<D: Driver> Tracked<D> {
         for (access, open, last) in halves {
             let ends = || is_over(access) && laws::refused_ends_borrows();
             if open.load(Ordering::Acquire) > 0 && ends() {
-                // Numbered first, then closed.
+                // The number first, then the end of the use.
                 last.fetch_max(home.stamp().0, Ordering::AcqRel);
                 open.store(0, Ordering::Release);
             }
         }
     }
 
-    /// The whole of it was written behind every use: other streams' say nothing more.
+    /// All of it was written after every use: uses by other streams no longer matter.
     fn forget_shared(&self) {
         let Some(holder) = self.holder().filter(|_| self.shared.load(Ordering::Acquire)) else { return };
         let (none, ended) = holder.forget_exact();
@@ -349,10 +349,10 @@ impl<D: Driver> fmt::Debug for Tracked<D> {
     }
 }
 
-/// From so many pending uses on, sorting them is cheaper than looking for each.
+/// From so many pending uses on, sorting them is cheaper than searching for each.
 const SORTED_FROM: usize = 32;
 
-/// Adds a pending use to a set, the maximum a stream. Epoch 0 is complete.
+/// Adds a pending use to a set, which keeps the maximum of each stream. Epoch 0 is complete.
 fn join(into: &mut PendingSet, pending: Pending) {
     match into.iter_mut().find(|p| p.on == pending.on) {
         _ if pending.epoch == Epoch::COMPLETE => {}
@@ -361,8 +361,8 @@ fn join(into: &mut PendingSet, pending: Pending) {
     }
 }
 
-/// Adds a set of pending uses to a set, the maximum a stream: by a look at each for few, by one sort for many, since each of them
-/// would be looked for among all the others.
+/// Adds a set of pending uses to a set, which keeps the maximum of each stream: by a search for each if there are few, by one sort if there
+/// are many, since each would be searched for among all others.
 fn join_all(into: &mut PendingSet, set: PendingSet) {
     if into.len() + set.len() <= SORTED_FROM {
         set.into_iter().for_each(|pending| join(into, pending));
@@ -373,7 +373,7 @@ fn join_all(into: &mut PendingSet, set: PendingSet) {
     into.dedup_by_key(|p| p.on);
 }
 
-/// What an operation does to the uses that are kept, wherever that is.
+/// What an operation does to the recorded uses, wherever they are kept.
 impl<'a, D: Driver> Holder<'a, D> {
     fn home(&self) -> &'a StreamTimeline<D> {
         match self {
@@ -382,10 +382,10 @@ impl<'a, D: Driver> Holder<'a, D> {
         }
     }
     #[cfg(feature = "cuda")]
-    fn guest(&self) -> &'a Guest {
+    fn extension(&self) -> &'a Extension {
         match self {
-            Holder::Pool(home) => &home.pool.guest,
-            Holder::External(memory) => &memory.guest,
+            Holder::Pool(home) => &home.pool.extension,
+            Holder::External(memory) => &memory.extension,
         }
     }
     /// Fails for a stream of another device.
@@ -398,14 +398,14 @@ impl<'a, D: Driver> Holder<'a, D> {
             Holder::External(memory) => memory.check(stream),
         }
     }
-    /// The former life of the bytes on the home stream; external memory had none here.
+    /// The earlier use of the bytes on the home stream; external memory has none that is known here.
     fn birth(&self) -> Option<Pending> {
         match self {
             Holder::Pool(home) => Some(home.pool.birth(home.taken.chunk(), home.taken.generation())),
             Holder::External(_) => None,
         }
     }
-    /// What other streams' uses an access on `to` has to come after.
+    /// Which uses by other streams an access on `to` has to come after.
     fn conflicts(&self, to: TimelineId, access: Access) -> PendingSet {
         match self {
             Holder::Pool(home) => {
@@ -414,13 +414,13 @@ impl<'a, D: Driver> Holder<'a, D> {
             Holder::External(memory) => conflicts(&memory.uses.lock(), &memory.registry, to, access),
         }
     }
-    /// Another stream's use has a number now, whether it was open before or not. Returns the streams of uses that are open
-    /// no more.
+    /// Gives a use by another stream its number, whether the use was open before or not. Returns the streams of the uses that are
+    /// no longer open.
     fn used(&self, on: TimelineId, intent: Intent, epoch: Epoch, open: Option<Operation>) -> Streams {
         self.with_uses(|uses| used(uses, on, intent, epoch, open))
     }
-    /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
-    /// that are open no more.
+    /// The home stream wrote all of it, after every use. Returns whether no use is left, and the streams of the uses
+    /// that are no longer open.
     fn forget_exact(&self) -> (bool, Streams) {
         match self {
             Holder::Pool(home) => home.pool.forget_exact(home.taken.chunk(), home.taken.generation()),
@@ -443,7 +443,7 @@ impl<'a, D: Driver> Holder<'a, D> {
             }
         }
     }
-    /// What operations on it speak through.
+    /// The registry, driver and deferred drops that operations on it use.
     fn via(&self) -> Via<'a, D> {
         match self {
             Holder::Pool(home) => {
@@ -489,17 +489,17 @@ fn used(uses: &mut Uses, on: TimelineId, intent: Intent, epoch: Epoch, open: Opt
 }
 
 impl<D: Driver> Pool<D> {
-    /// What other streams' uses an access on `to` has to come after.
+    /// Which uses by other streams an access on `to` has to come after.
     fn conflicts(&self, chunk: ChunkId, generation: u32, to: TimelineId, access: Access) -> PendingSet {
         self.lock().conflicts(&self.core.registry, (chunk, generation), (to, access))
     }
 
     /// Whether another stream's use of an allocation is recorded.
     fn has_uses(&self, chunk: ChunkId, generation: u32) -> bool {
-        self.lock().heap.view(chunk, generation).tag != 0
+        laws::after_past(self.lock().heap.view(chunk, generation).tag)
     }
 
-    /// The uses of an allocation, which may be the first.
+    /// The uses of an allocation; an empty set is made if it has none.
     pub(super) fn with_uses<R>(
         &self,
         chunk: ChunkId,
@@ -509,8 +509,8 @@ impl<D: Driver> Pool<D> {
         self.lock().with_uses((&self.core.registry, &self.core.driver), (chunk, generation), then)
     }
 
-    /// The home stream wrote the whole of it, behind every use: whether there are none any more, and the streams of uses
-    /// that are open no more.
+    /// The home stream wrote all of it, after every use. Returns whether no use is left, and the streams of the uses
+    /// that are no longer open.
     fn forget_exact(&self, chunk: ChunkId, generation: u32) -> (bool, Streams) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -529,11 +529,11 @@ impl<D: Driver> Pool<D> {
     }
 }
 
-/// Seals an operation's touches when it is over, also if it panicked: it may have been queued (O6).
+/// Seals an operation's touches when it ends, also if it panicked: it may have been queued (O6).
 struct Sealing<'a, D: Driver> {
     stream: &'a Stream<D>,
     touches: &'a [Touch<'a, D>],
-    /// The marker right behind it; else a stamp is loaded.
+    /// The marker right behind it; without one a stamp is loaded.
     marker: Option<Epoch>,
 }
 
@@ -548,7 +548,7 @@ impl<D: Driver> Drop for Sealing<'_, D> {
     }
 }
 
-/// Makes later work on a stream come after everything that these touches would have to, on the device.
+/// Makes later work on a stream come, on the device, after everything that these touches conflict with.
 ///
 /// # Errors
 /// An allocation or a stream of another device; a capturing stream; a wait that could not be inserted.
@@ -564,8 +564,8 @@ pub(crate) fn order_behind<D: Driver>(
     order_timeline_behind(&Via::of(stream), stream.timeline(), touches, by)
 }
 
-/// Makes later work on a stream of this device that does not capture come after these touches:
-/// [`order_behind`] without its questions.
+/// Makes later work on a stream of this device that does not capture come after everything that these touches conflict with:
+/// [`order_behind`] without its checks.
 fn order_timeline_behind<D: Driver>(
     via: &Via<'_, D>,
     timeline: &StreamTimeline<D>,
@@ -588,10 +588,10 @@ fn order_timeline_behind<D: Driver>(
     Ok(())
 }
 
-/// An access that was refused changes nothing but this: what was borrowed before the whole was borrowed, or forgotten open, was queued by now, and
-/// has a number from here on: all of it where the whole is borrowed alone, what writes where it is borrowed to read. Else a use that nobody can
-/// mark would be open at each later try again, and no wait of the program's for the device would ever be one for it. What was declared stays open:
-/// its work is queued under no borrow.
+/// A refused access changes only this. Uses that were borrowed before all of it was borrowed, or left open by a forgotten guard, were queued by
+/// now, and get a number: every such use if all of it is borrowed exclusively, the writing ones if it is borrowed for reading. Otherwise a use
+/// that cannot be marked would still be open at each later attempt, and no wait of the program for the device would ever cover it. What was
+/// declared stays open: no borrow covers its work.
 fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
     let is_over = |intent, access| match intent {
         Intent::WriteWhole => true,
@@ -612,7 +612,7 @@ fn end_what_is_over<D: Driver>(touches: &[Touch<'_, D>]) {
     }
 }
 
-/// What operations with these touches on `to` have to come after. Pending maintenance is run first.
+/// What operations with these touches on `to` have to come after. Runs pending maintenance first.
 fn all_conflicts<D: Driver>(
     via: &Via<'_, D>,
     to: TimelineId,
@@ -630,11 +630,11 @@ fn all_conflicts<D: Driver>(
     Ok(pending)
 }
 
-/// Queues an operation on a stream behind everything that its touches have to come after, and records them. The
-/// operation queues its work on the native stream it is given, and nothing else; the host does not wait.
+/// Queues an operation on a stream behind everything that its touches conflict with, and records them. The
+/// operation queues its work on the native stream that it receives, and nothing else; the host does not wait.
 ///
 /// # Errors
-/// As [`order_behind`]; the operation's own, which says that nothing was queued. Then nothing is recorded.
+/// As [`order_behind`]; the operation's own error, which means that nothing was queued. Then nothing is recorded.
 pub(crate) fn operate<D: Driver>(
     stream: &Stream<D>,
     touches: &[Touch<'_, D>],
@@ -647,7 +647,7 @@ pub(crate) fn operate<D: Driver>(
     let early = if mutant!(Z35) && wanted { Some(stream.mark()?) } else { None };
     let mut sealing = Sealing { stream, touches, marker: None };
     if let Err(e) = stream.registry().watch(operation(stream.driver(), stream.native())) {
-        // Nothing was queued, says the driver's contract: withdrawn.
+        // The driver's contract says that nothing was queued: nothing is recorded.
         core::mem::forget(sealing);
         return Err(e.into());
     }
@@ -663,7 +663,7 @@ pub(crate) fn operate<D: Driver>(
     } else {
         drop(sealing);
     }
-    // Nobody waits for a marker that was not asked for in each case: no event is made of it.
+    // Only `Mark::Each` promises an event: nothing waits for another marker through this operation.
     let event = marker.map(|marker| marker.filter(|_| mark == Mark::Each).map(|marker| stream.event(marker)));
     Ok(Queued { event })
 }

@@ -1,7 +1,7 @@
 //! An owned range of device memory.
 //!
-//! It knows its pool, its chunk and the chunk's generation; everything else (its uses, its stamps) is in the pool's
-//! hands, so that forgetting one costs memory and never safety.
+//! It knows its pool, its chunk and the chunk's generation. Everything else (its uses, its stamps) is kept in the pool,
+//! so that forgetting one leaks memory and is never unsafe.
 
 use super::event::Event;
 use super::pool::Pool;
@@ -22,7 +22,7 @@ use core::time::Duration;
 /// **Ordering.** Work on its own stream, queued after the allocation, may use it at once. Work on another stream needs
 /// to come after the allocation ([`Allocation::share_with`], or the program's own events) and has to be recorded
 /// ([`Allocation::record_use`]). Dropping it, at any time and on any thread, makes no driver call, runs no user code and
-/// waits at most for its pool's lock: the bytes are reused only in order behind every recorded use.
+/// waits at most for its pool's lock: the bytes are reused only in order after every recorded use.
 ///
 /// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
 /// device and gives everything back to it (of pinned memory, the drop of the last pinned allocation).
@@ -44,19 +44,19 @@ use core::time::Duration;
 /// # Ok(()) }
 /// ```
 pub struct Allocation<D: Driver> {
-    /// `None`: no bytes were asked for.
+    /// `None` for zero bytes.
     pub(super) home: Option<Home<D>>,
     pub(super) bytes: u64,
 }
 
 /// What a handle knows of its bytes.
 pub(crate) struct Home<D: Driver> {
-    /// The handle's reference; how it ends is told in `refcount`.
+    /// The handle's reference; `refcount` describes how it ends.
     pub(crate) pool: ManuallyDrop<Arc<Pool<D>>>,
     pub(crate) taken: Taken,
 }
 
-/// Where an allocation of no bytes "lies": never null, and a multiple of every alignment that can be asked for.
+/// The address of an allocation of zero bytes: never null, and a multiple of every alignment that can be requested.
 pub(super) const DANGLING: Addr = Addr(super::MOST_ALIGNMENT);
 
 impl<D: Driver> Allocation<D> {
@@ -66,7 +66,7 @@ impl<D: Driver> Allocation<D> {
     pub(crate) fn pool(&self) -> Option<&Arc<Pool<D>>> {
         self.home.as_ref().map(|h| &*h.pool)
     }
-    /// The device that it is on; `None` for no bytes.
+    /// The device that it is on; `None` for zero bytes.
     pub(crate) fn device(&self) -> Option<crate::units::DeviceId> {
         self.home.as_ref().map(|home| home.pool.core.device)
     }
@@ -78,38 +78,38 @@ impl<D: Driver> Allocation<D> {
         self.home.take()
     }
 
-    /// The first byte; a multiple of 512, or of the alignment asked for.
+    /// The first byte; a multiple of 512, or of the requested alignment.
     #[inline]
     pub fn address(&self) -> Addr {
         self.home.as_ref().map_or(DANGLING, |h| h.taken.addr)
     }
-    /// The length in bytes, as asked for.
+    /// The requested length in bytes.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "is_empty is next to it")]
     pub fn len(&self) -> u64 {
         self.bytes
     }
-    /// Whether no bytes were asked for.
+    /// Whether zero bytes were requested.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
-    /// The stream it was allocated on; `None` for no bytes, which belong to no stream.
+    /// The stream it was allocated on; `None` for zero bytes, which belong to no stream.
     pub fn stream_id(&self) -> Option<StreamId> {
         self.home.as_ref().map(|h| h.pool.timeline.info.id)
     }
-    /// Which allocation it is, for launches on the simulator, traces and reports.
+    /// Its identity, for launches on the simulator, traces and reports.
     pub fn id(&self) -> Option<AllocationId> {
         self.home.as_ref().map(Home::id)
     }
 
-    /// Says that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
-    /// then reused only after what that stream holds at the time of the drop, or when nobody has the stream any more; of a thread's default
+    /// Declares that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
+    /// then reused only after everything that the stream holds at the drop, or when the stream's last reference is gone; of a thread's default
     /// stream: when the thread's own values end. Any stream of the same device will do.
     /// Orders nothing now: the work itself has to come after the allocation.
     ///
     /// # Errors
-    /// A stream of another device; a capturing stream; a per-thread default stream of another thread. A marker that had
-    /// fallen due and could not be made is no error.
+    /// A stream of another device; a capturing stream; a per-thread default stream of another thread. A due
+    /// marker that could not be made is not an error.
     pub fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(stream.info().device, Arc::ptr_eq(home.registry(), &stream.pool().core.registry))?;
@@ -118,7 +118,7 @@ impl<D: Driver> Allocation<D> {
             return Ok(());
         }
         {
-            // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
+            // Recorded even if the driver panics in due maintenance, and after it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| home.declare_use(stream));
             home.pool.core.registry.run_maintenance(&home.pool.core.driver);
             home.pool.core.deferred_drops.run();
@@ -126,8 +126,8 @@ impl<D: Driver> Allocation<D> {
         Ok(())
     }
 
-    /// Says that the uses on the event's stream ended before the event: a precise form of [`Allocation::record_use`],
-    /// so that what that stream is given later delays no reuse.
+    /// Declares that the uses on the event's stream ended before the event: a precise form of [`Allocation::record_use`],
+    /// so that work queued on that stream later delays no reuse.
     ///
     /// # Errors
     /// An event of another device.
@@ -146,9 +146,9 @@ impl<D: Driver> Allocation<D> {
         Ok(())
     }
 
-    /// Makes `stream` wait, on the device, for the bytes' former life on the home stream (law O7), and records its use.
-    /// What the program itself queued on the home stream since is ordered too only if it was queued before this call's
-    /// marker was made; for data written there, wait for its event or stream.
+    /// Makes `stream` wait, on the device, for the earlier use of the bytes on the home stream (law O7), and records a use by `stream`.
+    /// What the program itself has queued on the home stream since is ordered too only if it was queued before the marker
+    /// of this call was made; for data written there, wait for its event or stream.
     ///
     /// # Errors
     /// As [`Allocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
@@ -165,14 +165,14 @@ impl<D: Driver> Allocation<D> {
         self.record_use(stream)
     }
 
-    /// Frees it behind everything queued on `stream` so far and until now: [`Allocation::record_use`], then drop.
+    /// Frees it after everything queued on `stream` so far and until now: [`Allocation::record_use`], then drop.
     ///
     /// # Errors
-    /// As [`Allocation::record_use`], with the allocation: nothing was recorded and nothing freed.
+    /// As [`Allocation::record_use`], with the allocation: then nothing was recorded and nothing freed.
     #[track_caller]
     pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Allocation<D>, Error)> {
         let _called = Called::<D>::here();
-        // A driver that panics in a question to the stream frees the bytes behind it all the same.
+        // If the driver panics while it is asked about the stream, the bytes are freed behind the stream nevertheless.
         let used = Undo::new(|| {
             if let Some(home) =
                 self.home.as_ref().filter(|home| Arc::ptr_eq(home.registry(), stream.registry()))
@@ -183,7 +183,7 @@ impl<D: Driver> Allocation<D> {
         let recorded = self.record_use(stream);
         used.forget();
         match recorded {
-            // Here, while it is known who frees it.
+            // Here, because the thread that frees it is known here.
             Ok(()) => {
                 drop(self);
                 stream.mark_frees();
@@ -193,9 +193,9 @@ impl<D: Driver> Allocation<D> {
         }
     }
 
-    /// Frees it when nobody knows which streams used it: the bytes are reused after everything queued on any stream of
-    /// the context by now, destroyed ones included. Where captures by others are expected
-    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)), or a [deterministic](super::Config::deterministic) allocator may insert no
+    /// Frees it when it is unknown which streams used it: the bytes are reused after everything queued by now on any stream of
+    /// the context, destroyed ones included. Where captures by other code are expected
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)), or where a [deterministic](super::Config::deterministic) allocator may insert no
     /// waits, they are held back until the program synchronises the [allocator](super::Allocator::synchronize).
     #[track_caller]
     pub fn free_unknown(mut self) {
@@ -203,7 +203,7 @@ impl<D: Driver> Allocation<D> {
         let Some(home) = self.home.take() else { return };
         let (core, id) = (Arc::clone(&home.pool.core), home.id());
         let pool = ManuallyDrop::into_inner(home.pool);
-        // Each step is taken though the driver panics in one before it.
+        // Each step is taken even if the driver panics in an earlier one.
         let after = Cell::new(None);
         let emptied = Undo::new(|| {
             if let Some(after) = after.take() {
@@ -225,7 +225,7 @@ impl<D: Driver> Home<D> {
     pub(super) fn id(&self) -> AllocationId {
         self.pool.id_of(self.taken.chunk(), self.taken.generation())
     }
-    /// Until the free. Of its own stream nothing is recorded.
+    /// Declares a use until the free. Nothing is recorded for the allocation's own stream.
     fn declare_use(&self, stream: &Stream<D>) {
         if stream.timeline().id != self.pool.timeline.id {
             self.pool.declare_use(self.taken.chunk(), self.taken.generation(), stream.timeline());

@@ -1,14 +1,14 @@
-//! Segments: what was taken from the device, within the limit.
+//! Segments: memory acquired from the device, within the limit.
 //!
-//! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. Room under the limit is claimed
-//! before the driver is asked and given back if it refuses, so that two growers cannot pass the limit together. It does
-//! not know who wants the memory.
+//! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. Its length is claimed under
+//! the limit before the driver is called, and the claim is withdrawn if the driver refuses, so that two growers cannot exceed the limit
+//! together. It does not know which pool the memory is for.
 
 use crate::error::{DriverError, DriverErrorKind};
 use crate::units::{Granules, SegmentId};
 use hashbrown::HashMap;
 
-/// What an allocator has taken from its device, or of the host's memory: owned ranges.
+/// The ranges that an allocator owns, of its device's memory or of the host's.
 pub(crate) struct Backing<R> {
     pub(crate) segments: HashMap<SegmentId, R>,
     next: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Backing<R> {
     pub(crate) limit: Option<u64>,
     pub(crate) growths: u64,
     pub(crate) releases: u64,
-    /// Bytes taken since the beginning, released ones included.
+    /// Bytes acquired since the beginning, released ones included.
     pub(crate) acquired: u64,
 }
 
@@ -35,7 +35,7 @@ impl<R> Backing<R> {
         }
     }
 
-    /// Claims room for a segment under `max` bytes in all; `false` if there is none.
+    /// Claims the length of a segment under `max` bytes in all; `false` if that would exceed it.
     pub(crate) fn claim(&mut self, len: Granules, max: u64) -> bool {
         let room = max.min(self.limit.unwrap_or(u64::MAX)).saturating_sub(self.reserved);
         if len.bytes() > room {
@@ -45,12 +45,12 @@ impl<R> Backing<R> {
         true
     }
 
-    /// The driver refused: the claim is void.
+    /// The driver refused: withdraws the claim.
     pub(crate) fn unclaim(&mut self, len: Granules) {
         self.reserved -= len.bytes();
     }
 
-    /// The driver gave so many bytes that were claimed.
+    /// The driver allocated so many bytes that were claimed.
     ///
     /// # Panics
     /// After 2^32 segments.
@@ -64,17 +64,17 @@ impl<R> Backing<R> {
         id
     }
 
-    /// Takes a segment out to be released; its bytes count as taken until [`Backing::released`].
+    /// Takes a segment out for release; its bytes count as reserved until [`Backing::released`].
     pub(crate) fn take_out(&mut self, id: SegmentId) -> Option<R> {
         self.segments.remove(&id)
     }
 
-    /// The release failed: the segment is still there.
+    /// The release failed: puts the segment back.
     pub(crate) fn put_back(&mut self, id: SegmentId, range: R) {
         self.segments.insert(id, range);
     }
 
-    /// The device has the bytes again.
+    /// The bytes were given back to the device.
     pub(crate) fn released(&mut self, bytes: u64) {
         self.reserved -= bytes;
         self.releases += 1;
@@ -85,14 +85,14 @@ impl<R> Backing<R> {
         self.reserved_peak = self.reserved;
     }
 
-    /// Everything, at the end.
+    /// Takes out every segment, at the end.
     pub(crate) fn take_all(&mut self) -> Vec<R> {
         self.reserved = 0;
         self.segments.drain().map(|(_, range)| range).collect()
     }
 }
 
-/// An allocator's end could not wait for what may still use so many bytes, and the driver's frees wait for nothing.
+/// The error of an allocator's end that could not wait for the uses of so many bytes, with a driver whose frees wait for nothing.
 pub(super) fn kept(bytes: u64, whose: &str) -> DriverError {
     let message = format!(
         "{bytes} bytes of {whose} memory stay allocated for good: what may still use them could not be waited for at the allocator's end, and this driver's frees wait for nothing; drop an allocator's last handles when the device can be waited for"

@@ -1,9 +1,9 @@
-//! How much an allocator remembers: the counts that must stay flat while a program runs for ever.
+//! How much an allocator remembers: counts that must stay flat while a program runs forever.
 //!
 //! Everything an allocator keeps beside the heap is there for work that is *pending*: markers of streams, uses of live
-//! allocations, ranges in flight, values that the device still reads. What has ever happened must leave nothing behind.
-//! `tests/soak.rs` holds loops of all shapes against these counts; a user who suspects growth can print them. This file
-//! reads and changes nothing; it does not know which count is too high.
+//! allocations, ranges in flight, values that the device still reads. Completed work must leave nothing behind.
+//! `tests/soak.rs` checks loops of all kinds against these counts; a user who suspects growth can print them. This file
+//! only reads; it does not know which count is too high.
 
 use super::Allocator;
 use super::pool::PoolState;
@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::units::Epoch;
 
 /// What an allocator and its device's timelines hold at one moment, as counts. Gathered lock by lock, without a driver
-/// call: exact when nothing runs beside it.
+/// call: exact when no other thread works meanwhile.
 ///
 /// In a steady loop each count is bounded by what is pending on the device, not by the number of rounds. Timelines are
 /// shared by all allocators of a device, and so are the counts of their state.
@@ -19,7 +19,7 @@ use crate::units::Epoch;
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Bookkeeping {
-    /// Timelines of streams, live ones and those that are gone but not known complete; and one of the context.
+    /// Timelines of live streams and of ended ones that are not known to be complete; and one of the context.
     pub timelines: usize,
     /// Published markers that no timeline has dropped yet. Each holds a driver event.
     pub markers: usize,
@@ -27,17 +27,17 @@ pub struct Bookkeeping {
     pub events_pooled: usize,
     /// Entries of the streams' clocks: for each stream, which others it is ordered after.
     pub clock_entries: usize,
-    /// Pools, closed ones that still hold something included.
+    /// Pools, including closed ones that still hold something.
     pub pools: usize,
     /// Recorded uses of live allocations, device and pinned memory.
     pub uses: usize,
     /// Slots for the uses of one allocation each, free ones included.
     pub use_slots: usize,
-    /// Freed ranges that another stream may still touch, device and pinned memory.
+    /// Freed ranges that another stream may still access, device and pinned memory.
     pub in_flight: usize,
     /// Recorded uses of those ranges.
     pub in_flight_uses: usize,
-    /// Values that the device may still read, kept for it: sources of copies whose tokens were dropped.
+    /// Values kept because the device may still read them: sources of copies whose tokens were dropped.
     pub kept: usize,
     /// Names of live allocations.
     pub names: usize,
@@ -45,9 +45,9 @@ pub struct Bookkeeping {
     pub chunks: usize,
     /// Segments taken from the device, and pinned ones.
     pub segments: usize,
-    /// Trace events that no sink was given yet.
+    /// Trace events not yet delivered to a sink.
     pub events_recorded: usize,
-    /// Batches of references that are counted in advance for handles, by the pools that they lie in.
+    /// Batches of references, counted in advance for handles, that pools hold.
     pub reference_batches: usize,
 }
 
@@ -75,7 +75,7 @@ impl Bookkeeping {
 }
 
 impl<D: Driver> Allocator<D> {
-    /// How much this allocator and its device's timelines remember: a diagnostic, for tests and for whoever suspects that a
+    /// How much this allocator and its device's timelines remember: a diagnostic, for tests and for users who suspect that a
     /// long run grows. Takes each lock for a moment and makes no driver call; not for hot paths.
     pub fn bookkeeping(&self) -> Bookkeeping {
         let core = self.core();

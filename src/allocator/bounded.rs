@@ -1,8 +1,8 @@
-//! Whom a request may wait for, on the device or on the host: never an independent stream, never the whole device, and nobody
-//! whose work it cannot mark.
+//! Which streams a request may wait for, on the device or on the host: never an independent stream, never the whole device, and never
+//! a stream whose work it cannot mark.
 //!
-//! A context-wide marker is behind the work of every stream, independent ones included, so while there are any it is not
-//! waited for either. This file does not wait, nor say for how long: `waiting.rs` does.
+//! A context-wide marker comes after the work of every stream, independent ones included, so it is not waited for either while any stream
+//! is independent. This file neither waits nor decides for how long: `waiting.rs` does.
 
 use super::registry::{CONTEXT, Named, Registry, StreamTimeline};
 use crate::driver::{Driver, StreamKind};
@@ -11,10 +11,10 @@ use crate::order::{Pending, TimelineId};
 use crate::sync::Ordering;
 use crate::units::Epoch;
 
-/// Whom requests may wait for.
+/// Which streams requests may wait for.
 pub(crate) struct Waitable<'a, D: Driver> {
     registry: &'a Registry<D>,
-    /// Whether somebody else may capture:
+    /// Whether other code may capture:
     /// [`Fences::expects_captures`](crate::driver::Fences::expects_captures).
     expects_captures: bool,
 }
@@ -24,7 +24,7 @@ impl<D: Driver> Registry<D> {
         Waitable { registry: self, expects_captures: driver.expects_captures() }
     }
 
-    /// A stream was declared independent, or no longer.
+    /// Declares a stream independent, or no longer independent.
     pub(crate) fn set_independent(&self, timeline: &StreamTimeline<D>, on: bool) {
         match (timeline.independent.swap(on, Ordering::AcqRel), on) {
             (false, true) => drop(self.independents.fetch_add(1, Ordering::AcqRel)),
@@ -35,7 +35,7 @@ impl<D: Driver> Registry<D> {
 }
 
 impl<D: Driver> Waitable<'_, D> {
-    /// Whether a stream may be made to wait for this one, for a request's sake. A timeline that has left the table is
+    /// Whether a request may make a stream wait for this one. A timeline that has left the table is
     /// complete.
     pub(crate) fn by_streams(&self, on: TimelineId) -> bool {
         self.registry.timeline(on).is_none_or(|l| self.is_dependable(&l))
@@ -46,13 +46,13 @@ impl<D: Driver> Waitable<'_, D> {
         !(is_independent(timeline) || (is_wide(timeline) && any_independent()))
     }
 
-    /// Whether a stream may be made to wait for this: as [`Waitable::by_streams`], and a marker covers it or can be made here and now.
-    /// If not, one falls due.
+    /// Whether a request may make a stream wait for this use: as [`Waitable::by_streams`], and a marker covers it or can be made now on this thread.
+    /// If not, a marker falls due.
     pub(crate) fn orderable(&self, pending: Pending) -> bool {
         self.registry.timeline(pending.on).is_none_or(|l| self.is_orderable(&l, pending.epoch))
     }
 
-    /// Whether a stream may be made to wait for this epoch of a timeline that the caller has; if not, a
+    /// Whether a request may make a stream wait for this epoch of a given timeline; if not, a
     /// marker falls due.
     pub(crate) fn is_orderable(&self, timeline: &StreamTimeline<D>, epoch: Epoch) -> bool {
         let held = timeline.is_held_back(epoch, self.expects_captures);
@@ -62,14 +62,14 @@ impl<D: Driver> Waitable<'_, D> {
         !held && self.is_dependable(timeline)
     }
 
-    /// Whether the host may wait for this, for a request's sake. Where the driver has no context-wide markers, only a wait
-    /// for the whole device would do: what needs one is complete when the program synchronises.
+    /// Whether a request may make the host wait for this. Where the driver has no context-wide markers, only a wait
+    /// for the whole device would serve: what needs one is complete when the program synchronises.
     pub(crate) fn by_host(&self, pending: Pending) -> bool {
         let marked = |l: &StreamTimeline<D>| l.published.load(Ordering::Acquire) >= pending.epoch.0;
         let waits = |l: &StreamTimeline<D>| {
             let held = !marked(l) && (l.is_named_only() || l.is_closed_without(pending.epoch).1);
             if held {
-                // The next call that names it makes one.
+                // The next call that names the stream makes one.
                 l.raise_due();
             }
             !held && (marked(l) || !is_wide(l))
@@ -82,13 +82,13 @@ fn is_independent<D: Driver>(timeline: &StreamTimeline<D>) -> bool {
     laws::is_independent(timeline.independent.load(Ordering::Relaxed))
 }
 
-/// Whether its markers may be context-wide ones.
+/// Whether its markers may be context-wide.
 fn is_wide<D: Driver>(timeline: &StreamTimeline<D>) -> bool {
     timeline.id == CONTEXT || timeline.info.kind == StreamKind::PerThreadDefault
 }
 
 impl<D: Driver> StreamTimeline<D> {
-    /// Whether nobody can be ordered behind this epoch for now: no marker covers it, and none can be made on this thread in a
+    /// Whether no stream can be ordered behind this epoch for now: no marker covers it, and none can be made on this thread in a
     /// call that does not name the stream; or it is closed, and a capture took its last marker.
     pub(crate) fn is_held_back(&self, epoch: Epoch, expects_captures: bool) -> bool {
         if epoch <= self.covered() {

@@ -1,8 +1,8 @@
-//! Pools whose streams are gone: when they close, who gets what they hold, and when they leave the list.
+//! Pools whose streams are gone: when they close, which pool receives what they hold, and when they leave the list.
 //!
 //! A program that opens a stream for each epoch and never trims would keep the pools of all of them, each with a little free
-//! memory. So when the list of pools has become twice as long as it was left, what closed pools hold and is complete
-//! moves into one of them, the oldest, and those that are empty then leave. Moves are as in `migrate`: one pool's lock at a
+//! memory. So when the list of pools has become twice as long as the last sweep left it, what closed pools hold and is complete
+//! moves into one of them, the oldest, and those that are empty then leave the list. Ranges move as in `migrate`: one pool's lock at a
 //! time, facts before the stamp, and what is not complete returns exactly as it was.
 //!
 //! It does not know why a stream ended.
@@ -19,8 +19,8 @@ use crate::units::{Epoch, GRANULE_BYTES, SegmentId};
 use core::cell::Cell;
 
 impl<D: Driver> Core<D> {
-    /// Sweeps when the list of pools has become twice as long as the last sweep left it. Waits for the end of closed streams where nobody
-    /// asks about it, if the call that is under way may wait.
+    /// Sweeps when the list of pools has become twice as long as the last sweep left it. Waits for the end of closed streams if the allocator
+    /// is deterministic, and so never queries them, provided that the current call may wait.
     pub(crate) fn tidy(&self, may_wait: bool) {
         if may_wait {
             self.registry.finish_closed(&self.driver, self.config.wait);
@@ -38,9 +38,9 @@ impl<D: Driver> Core<D> {
         self.sweep_above.store(SWEEP_LEAST.max(2 * left), Ordering::Relaxed);
     }
 
-    /// What closed pools hold and is complete moves into the oldest of them.
+    /// Moves what closed pools hold and is complete into the oldest of them.
     fn gather_closed(&self) {
-        // From before the list is read: while a hand is up no pool leaves it, and the heir is one that others find.
+        // Before the list is read: while anything is in transit no pool leaves the list, so other threads still find the receiving pool in it.
         let own = Cell::new(0);
         let _transit = self.in_transit.take(&own);
         let mut closed = self.pool_list();
@@ -55,7 +55,7 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// One segment's free pieces of a closed pool.
+    /// Moves one segment's free pieces out of a closed pool.
     fn inherit(&self, heir: &Pool<D>, pool: &Pool<D>, segment: SegmentId) {
         let own = Cell::new(0);
         let (cuts, _transit) = {
@@ -67,7 +67,7 @@ impl<D: Driver> Core<D> {
             (cuts, self.in_transit.take(&own))
         };
         for cut in cuts {
-            // In the host's view (O4): a closed pool admits nothing else.
+            // Complete for the host (O4): a closed pool admits nothing else.
             let complete = self.registry.all_complete(&[Pending { on: pool.timeline.id, epoch: cut.stamp }]);
             let (to, stamp) = if complete { (heir, Epoch::COMPLETE) } else { (pool, cut.stamp) };
             let mut state = to.lock();
@@ -87,10 +87,10 @@ impl<D: Driver> Core<D> {
                     && state.heap.live() == 0
                     && state.in_flight.is_empty()
                     && state.heap.stats().owned == 0
-                    // What is in hand may have been cut here and come back: under this lock, no hand means never.
+                    // A piece in transit may have been cut here and may come back. If nothing is in transit under this lock, nothing ever comes back.
                     && !self.in_transit.any();
                 if empty {
-                    // Nothing enters it any more: it is nobody's source.
+                    // Nothing enters it any more, so it is no migration source.
                     pool.tighten_longest(&mut state);
                     pool.tighten_in_flight(&mut state);
                 }
@@ -107,7 +107,7 @@ impl<D: Driver> Core<D> {
                     closed.remove(&pool.number);
                 }
             }
-            // In the hold of the list in which they leave it: whoever adds up finds a pool in the list or here, and in one of them.
+            // In the same hold of the list as the removal: a sum finds each pool either in the list or here, never in both.
             for pool in &gone {
                 let (counters, sizes) = pool.lock().did();
                 let mut departed = self.departed.lock();
@@ -119,7 +119,7 @@ impl<D: Driver> Core<D> {
         self.registry.retire();
     }
 
-    /// The pool's stream is gone and nothing of it is live: only complete ranges enter from here on. Makes no driver
+    /// Closes the pool if its stream is gone and none of its allocations is live: only complete ranges enter from here on. Makes no driver
     /// call; the stream itself closes at the next maintenance.
     pub(crate) fn close_pool(&self, pool: &Pool<D>) {
         {
@@ -137,7 +137,7 @@ impl<D: Driver> Core<D> {
             }
             // Before the closing marker is reserved (closing a stream).
             state.closed = true;
-            // In the hold of the lock: whoever takes a closed pool off the list finds it here.
+            // Under the pool's lock: a sweep that takes the closed pool off the list finds it here.
             self.gone.lock().insert(pool.number);
         }
         pause_point!("closing");

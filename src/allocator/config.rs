@@ -1,6 +1,6 @@
 //! Options: what a user may choose, as a builder and as environment variables.
 //!
-//! It holds values only; what they mean is told where they act.
+//! It holds values only; their meaning is documented where they act.
 
 use crate::error::{Error, OutOfMemory};
 use crate::laws::cost;
@@ -14,33 +14,33 @@ use core::time::Duration;
 /// The user's out-of-memory callback.
 pub(crate) type OutOfMemoryHook = Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync>;
 
-/// How much may be taken from the device.
+/// How much may be reserved on the device.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Limit {
-    /// Whatever the device has.
+    /// As much as the device has.
     #[default]
     None,
     /// This many bytes. 0 refuses every request that is not empty.
     Bytes(u64),
-    /// A share of the device's memory, 0 to 1.
-    Fraction(#[cfg_attr(feature = "serde", serde(deserialize_with = "share"))] f64),
+    /// A fraction of the device's memory, 0 to 1.
+    Fraction(#[cfg_attr(feature = "serde", serde(deserialize_with = "fraction"))] f64),
 }
 
-/// A share of a device's memory, read.
+/// Reads a fraction of a device's memory.
 #[cfg(feature = "serde")]
-fn share<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+fn fraction<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     let f = <f64 as serde::Deserialize>::deserialize(from)?;
     if (0.0..=1.0).contains(&f) {
         Ok(f)
     } else {
-        Err(serde::de::Error::custom(format_args!("found {f}; expected {A_SHARE}")))
+        Err(serde::de::Error::custom(format_args!("found {f}; expected {A_FRACTION}")))
     }
 }
 
-/// What a share may be.
-const A_SHARE: &str = "a fraction from 0 to 1 (0% to 100%)";
+/// Which fractions are valid.
+const A_FRACTION: &str = "a fraction from 0 to 1 (0% to 100%)";
 
 impl Limit {
     /// The limit in bytes on a device of `capacity` bytes.
@@ -54,7 +54,7 @@ impl Limit {
             #[allow(clippy::cast_sign_loss, reason = "the fraction was checked to be between 0 and 1")]
             Limit::Fraction(f) if (0.0..=1.0).contains(&f) => Ok(Some((capacity as f64 * f) as u64)),
             Limit::Fraction(f) => {
-                Err(Error::Config { name: "limit", found: f.to_string(), expected: A_SHARE })
+                Err(Error::Config { name: "limit", found: f.to_string(), expected: A_FRACTION })
             }
         }
     }
@@ -65,7 +65,7 @@ impl Limit {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Policy {
-    /// Grow before making one stream wait for another: a miss is short, memory is spent.
+    /// Grow before making one stream wait for another: a miss takes less time, the program more memory.
     #[default]
     Latency,
     /// Stay within 1 % of the highest live bytes: wait in stream order for other pools' memory before growing.
@@ -87,7 +87,7 @@ impl Policy {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reuse {
-    /// Never: a pool keeps what it took while its stream lives. What streams took that are gone serves others, as it is complete.
+    /// Never: a pool keeps what it acquired while its stream lives. Memory of streams that are gone serves others as it becomes complete.
     Never,
     /// Only when it is complete, or ordered already.
     Ordered,
@@ -97,12 +97,12 @@ pub enum Reuse {
     WithWaits,
 }
 
-/// How much a pool takes from the device at once.
+/// How much a pool acquires from the device at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Growth {
-    /// Exactly the rounded request: no segment serves a second one unless it is freed.
+    /// Exactly the rounded request: no segment serves a second request unless it is freed.
     Exact,
     /// Segments that later requests share.
     Rounded {
@@ -133,9 +133,9 @@ pub const SMALL_BYTES: u64 = 256 << 10;
 /// # let _ = config;
 /// ```
 ///
-/// With the feature `serde` it is a value in both directions, an option by its builder's name. Sinks and the out-of-memory callback are
-/// code and not data: they are not written, and what is read has none; give them to it with the builder. A reader gives an option
-/// that is not there its default, passes over names that it does not know, and names the option whose value does not fit.
+/// With the feature `serde` it is a value in both directions, each option under its builder's name. Sinks and the out-of-memory callback are
+/// code and not data: they are not written, and a configuration that was read has none; add them with the builder. A missing option is read as
+/// its default, unknown names are ignored, and the error for a value that does not fit names the option.
 ///
 /// ```
 /// # use millpond::Config;
@@ -187,7 +187,7 @@ impl Config {
     pub fn new() -> Config {
         Config::default()
     }
-    /// How much may be taken from the device.
+    /// How much may be reserved on the device.
     #[must_use]
     pub fn limit(mut self, limit: Limit) -> Config {
         self.limit = limit;
@@ -211,47 +211,47 @@ impl Config {
         self.reuse = reuse;
         self
     }
-    /// How much a pool takes from the device at once.
+    /// How much a pool acquires from the device at once.
     #[must_use]
     pub fn growth(mut self, growth: Growth) -> Config {
         self.growth = growth;
         self
     }
     /// No reuse that depends on when the device happened to finish: the same calls give the same addresses relative to
-    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes. It holds where every allocator of the
-    /// device's context is deterministic: they share the streams' timelines, and what another one asks is known here, too. So that the
-    /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it makes
+    /// their segments in every run. Completion is learnt only from waits that the caller or the ladder makes. This holds if every allocator of the
+    /// device's context is deterministic: they share the streams' timelines, so what another one queries is known here, too. So that the
+    /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it creates
     /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most. Memory that other streams used
-    /// comes back by waits of the device's: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
-    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. If it does not, what nobody knows the users of
+    /// comes back by waits on the device: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
+    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. If it does not, memory with unknown users
     /// ([`Allocation::free_unknown`](super::Allocation::free_unknown)) comes back at [`Allocator::synchronize`](super::Allocator::synchronize) only: no wait
-    /// for single streams tells of all. Pinned memory whose uses nobody waited for is not known
-    /// to be free: a program that never waits pins ever more of it, up to [`pinned_limit`](Config::pinned_limit).
+    /// for single streams covers all of them. Pinned memory is not known to be free until its uses were
+    /// waited for: a program that never waits pins ever more of it, up to [`pinned_limit`](Config::pinned_limit).
     #[must_use]
     pub fn deterministic(mut self, on: bool) -> Config {
         self.deterministic = on;
         self
     }
     /// A baseline for comparison: a cached chunk serves only a request of its own rounded size, as pools did before
-    /// best fit. Never what one wants otherwise.
+    /// best fit. Not useful otherwise.
     #[must_use]
     pub fn exact_fit(mut self, on: bool) -> Config {
         self.exact_fit = on;
         self
     }
-    /// Memory that changes hands shows nothing of its former life: for tenants that must not read each other's bytes. Off
+    /// Reused memory shows nothing of its earlier contents: for tenants that must not read each other's bytes. Off
     /// by default.
     ///
-    /// Every allocation is filled with zeroes on its stream before it is handed out: work on that stream comes after the
+    /// Every allocation is filled with zeroes on its stream before it is returned: work on that stream comes after the
     /// fill, and so does work on a stream that [`share_with`](crate::Allocation::share_with) ordered, or the program's
     /// own event recorded after the allocation. The host does not wait; each allocation costs one driver call, between two that change the
-    /// thread's capture mode so that somebody's capture does not refuse it, and on a
-    /// per-thread default stream is to be made by its own thread. Pinned memory is overwritten by the CPU when it is
-    /// handed out. What goes back to the device or to the host is overwritten before (on NVIDIA GPUs as
-    /// `cuda::Cuda::scrub` says, which waits for the fill).
+    /// thread's capture mode so that a capture by other code does not refuse it, and on a
+    /// per-thread default stream it must be made by that stream's own thread. Pinned memory is overwritten by the CPU when it is
+    /// allocated. What goes back to the device or to the host is overwritten before (on NVIDIA GPUs as
+    /// `cuda::Cuda::scrub` describes, which waits for the fill).
     ///
-    /// Nothing happens at the drop itself, which makes no driver call: until the next hand-out the bytes lie in the cache
-    /// as they were, out of reach of everybody who keeps to the allocations it was given.
+    /// Nothing happens at the drop itself, which makes no driver call: until the next allocation the bytes stay in the cache
+    /// unchanged, and only an access outside every allocation could read them.
     #[must_use]
     pub fn scrub(mut self, on: bool) -> Config {
         self.scrub = on;
@@ -264,8 +264,8 @@ impl Config {
         self.wait = Some(limit);
         self
     }
-    /// With no more pools than this, 64 by default, a miss looks at each of them; of more, those that it looked at in vain stand
-    /// aside. For programs that look for mistakes there, and have few streams.
+    /// With no more pools than this, 64 by default, a miss looks at each of them; if there are more, those that it looked at in vain stand
+    /// aside. For programs with few streams that search for bugs in that.
     #[doc(hidden)]
     #[must_use]
     pub fn look_at_each_of(mut self, pools: usize) -> Config {
@@ -283,8 +283,8 @@ impl Config {
     /// times for one request.
     ///
     /// A request gives no idle segment back to the driver, because that may wait for the whole device. A program that
-    /// would rather wait than fail says so here: `gpu.trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes > 0)`, on a clone
-    /// of the allocator that is put where the callback finds it, and taken out again at the end.
+    /// would rather wait than fail trims here: `gpu.trim(Trim::All).is_ok_and(|trimmed| trimmed.bytes > 0)`, on a clone
+    /// of the allocator that is stored where the callback finds it, and removed again at the end.
     #[must_use]
     pub fn on_out_of_memory(mut self, hook: impl Fn(&OutOfMemory) -> bool + Send + Sync + 'static) -> Config {
         self.hook = Some(Arc::new(hook));
@@ -295,13 +295,13 @@ impl Config {
     ///
     /// | variable | values | effect |
     /// |---|---|---|
-    /// | `MILLPOND_LIMIT` | a size such as 6GiB, a share such as 40%, or none | how much may be taken from the device |
-    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, or none | how much host memory may be pinned |
+    /// | `MILLPOND_LIMIT` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be reserved on the device |
+    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, or none | how much host memory may be pinned |
     /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
     /// | `MILLPOND_REUSE` | never, ordered or waits | whether one stream's freed memory serves another |
-    /// | `MILLPOND_GROWTH` | rounded or exact | how much is taken from the device at once |
+    /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
-    /// | `MILLPOND_SCRUB` | 0 or 1 | memory that changes hands shows nothing of its former life |
+    /// | `MILLPOND_SCRUB` | 0 or 1 | reused memory shows nothing of its earlier contents |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -312,8 +312,8 @@ impl Config {
         Config::from_env_and(|_| None)
     }
 
-    /// The defaults, changed by environment variables ([`Config::from_env`]) and by values of the caller's under the
-    /// same names, which go above the environment's.
+    /// The defaults, changed by environment variables ([`Config::from_env`]) and by values of the caller under the
+    /// same names, which take precedence over the environment.
     ///
     /// # Errors
     /// As [`Config::from_env`].
@@ -334,7 +334,7 @@ impl Config {
         })
     }
 
-    /// The defaults, changed by what a look-up of the caller's has for the variables of [`Config::from_env`];
+    /// The defaults, changed by what the caller's function returns for the variables of [`Config::from_env`];
     /// the environment is not read.
     ///
     /// # Errors
@@ -375,33 +375,33 @@ impl Config {
     }
 }
 
-/// An option that is said as text: by the environment, by a command line, by a program in another language.
+/// An option with a text form: for the environment, a command line, or a program in another language.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     name: &'static str,
     values: &'static str,
     effect: &'static str,
-    /// Of a text in small letters; whether it is a value.
+    /// Applies a text in lower case; returns whether it is a valid value.
     set: fn(&mut Config, &str) -> bool,
 }
 
 impl Variable {
-    /// The environment's name for it.
+    /// Its environment variable.
     pub fn name(&self) -> &'static str {
         self.name
     }
-    /// What it may hold, in words. Capitals do not matter.
+    /// Its possible values, in words. Capitals do not matter.
     pub fn values(&self) -> &'static str {
         self.values
     }
-    /// What it changes, in words.
+    /// Its effect, in words.
     pub fn effect(&self) -> &'static str {
         self.effect
     }
     /// Sets the option.
     ///
     /// # Errors
-    /// [`Error::Config`] for a text that is no value of it.
+    /// [`Error::Config`] for a text that is not a value of it.
     pub fn set(&self, config: &mut Config, text: &str) -> Result<(), Error> {
         let set = (self.set)(config, &text.to_ascii_lowercase());
         let bad = || Error::Config { name: self.name, found: text.to_owned(), expected: self.values };
@@ -412,7 +412,7 @@ impl Variable {
 macro_rules! variables {
     ($($name:literal: $values:expr, $effect:literal, $set:expr;)*) => {
         impl Config {
-            /// All options that can be said as text, which [`Config::from_env`] reads.
+            /// All options with a text form, which [`Config::from_env`] reads.
             pub const VARIABLES: &[Variable] =
                 &[$(Variable { name: $name, values: $values, effect: $effect, set: $set },)*];
         }
@@ -420,9 +420,9 @@ macro_rules! variables {
 }
 
 variables! {
-    "MILLPOND_LIMIT": A_LIMIT, "how much may be taken from the device", |c, v| put(&mut c.limit, limit(v));
-    // No share: the host's memory is not asked how much there is.
-    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, or none", "how much host memory may be pinned", |c, v| match limit(v) {
+    "MILLPOND_LIMIT": A_LIMIT, "how much may be reserved on the device", |c, v| put(&mut c.limit, limit(v));
+    // No fraction: the size of the host's memory is not known.
+    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, a number of bytes, or none", "how much host memory may be pinned", |c, v| match limit(v) {
         Some(Limit::None) => put(&mut c.pinned_limit, Some(None)),
         Some(Limit::Bytes(n)) => put(&mut c.pinned_limit, Some(Some(n))),
         Some(Limit::Fraction(_)) | None => false,
@@ -431,17 +431,17 @@ variables! {
         |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
     "MILLPOND_REUSE": "never, ordered or waits", "whether one stream's freed memory serves another",
         |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("waits", Reuse::WithWaits)]);
-    "MILLPOND_GROWTH": "rounded or exact", "how much is taken from the device at once",
+    "MILLPOND_GROWTH": "rounded or exact", "how much is acquired from the device at once",
         |c, v| one_of(&mut c.growth, v, &[("rounded", Growth::default()), ("exact", Growth::Exact)]);
     "MILLPOND_DETERMINISTIC": "0 or 1", "no reuse that depends on when the device happened to finish",
         |c, v| one_of(&mut c.deterministic, v, SWITCH);
-    "MILLPOND_SCRUB": "0 or 1", "memory that changes hands shows nothing of its former life",
+    "MILLPOND_SCRUB": "0 or 1", "reused memory shows nothing of its earlier contents",
         |c, v| one_of(&mut c.scrub, v, SWITCH);
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
 
-const A_LIMIT: &str = "a size such as 6GiB, a share such as 40%, or none";
+const A_LIMIT: &str = "a size such as 6GiB, a number of bytes, a fraction such as 40%, or none";
 const SWITCH: &[(&str, bool)] = &[("0", false), ("1", true)];
 
 fn put<T>(into: &mut T, value: Option<T>) -> bool {

@@ -1,8 +1,8 @@
 //! What all handles of one allocator share: the driver, the options, the list of pools, the backing, the counts.
 //!
 //! Lifetimes are decided here. Users hold `Allocator`s and `Stream`s, counted as owners; pools and this value refer to
-//! each other until the last owner is gone and the last device allocation freed, in whichever order: then everything is
-//! waited for and given back ([`Core::shut_down`]). It does not know how memory is found.
+//! each other until the last owner is gone and the last device allocation is freed, in whichever order. Then the end waits for all uses
+//! and gives everything back ([`Core::shut_down`]). It does not know how memory is found.
 
 use super::backing::{Backing, kept};
 use super::config::{Config, Growth, SMALL_BYTES};
@@ -27,7 +27,7 @@ use crate::units::DeviceId;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The pool of this number in a list of them: numbers are given out under the list's lock, so that they grow in it.
+/// The pool of this number in a list of pools: numbers are assigned under the list's lock, so the list is sorted by number.
 pub(super) fn numbered<D: Driver>(pools: &[Arc<Pool<D>>], number: u32) -> Option<&Arc<Pool<D>>> {
     let at = pools.binary_search_by_key(&number, |pool| pool.number).ok()?;
     Some(&pools[at])
@@ -39,12 +39,12 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) config: Config,
     pub(crate) device: DeviceId,
     pub(crate) capacity: u64,
-    /// Requests up to here are small. With exact growth there are no segments to share, and all are of one kind.
+    /// The largest small request, in bytes. With exact growth no segment is shared, and all segments are of one kind.
     pub(crate) small_bytes: u64,
     pub(crate) registry: Arc<Registry<D>>,
-    /// By their numbers, which grow.
+    /// Sorted by number.
     pub(crate) pools: Ranked<Vec<Arc<Pool<D>>>>,
-    /// Those of them that may have something to give.
+    /// Those of the pools that may have memory for others.
     pub(crate) sources: MigrationSources,
     pub(crate) backing: Ranked<Backing<OwnedRange<D>>>,
     pub(crate) host: HostPool<D>,
@@ -52,26 +52,26 @@ pub(crate) struct Core<D: Driver> {
     pub(crate) deferred_drops: Arc<DeferredDrops<D>>,
     recorder: Recorder<Event>,
     pub(crate) ladder: Mutex<Ladder>,
-    /// What pools did that are no more. Changed and read under the list's lock: [`Core::pools_and_departed`].
+    /// The sums of pools that left the list. Changed and read under the list's lock: [`Core::pools_and_departed`].
     pub(super) departed: Mutex<(Counters, Histogram)>,
     pub(super) peaks: Peaks,
     /// Bytes cut from one pool and not yet in the next.
     pub(crate) moving: AtomicU64,
-    /// A new pool that makes the list longer than this sweeps it.
+    /// A new pool that makes the list longer than this causes a sweep.
     pub(super) sweep_above: AtomicUsize,
-    /// The numbers of pools that are closed: some of them may have left the list.
+    /// The numbers of closed pools: some of them may have left the list.
     pub(super) gone: Mutex<BTreeSet<u32>>,
-    /// Where the next search through the pools of many streams begins.
+    /// Where the next search through the pools of many streams starts.
     pub(super) turn: AtomicUsize,
-    /// Who holds any such bytes.
+    /// Which of these transits are under way.
     pub(crate) in_transit: InTransit,
-    /// One trim at a time: two that gather one segment would each find it incomplete.
+    /// One trim at a time: of two that gather one segment, each would find it incomplete.
     pub(crate) trimmer: Ranked<()>,
-    /// Who sets a limit: one at a time, so that each takes its own back.
+    /// One call that sets a limit at a time, so that each undoes only its own change.
     pub(crate) limits: Mutex<()>,
     owners: AtomicUsize,
-    /// Pools with live allocations after the last owner went, and one more while they are counted. Pinned memory is not among
-    /// them: what is forgotten of it keeps nothing of the device.
+    /// Pools with live allocations after the last owner went, plus one while they are being counted. Pinned memory does not count
+    /// here: a forgotten pinned allocation must not keep device memory.
     orphans: AtomicUsize,
 }
 
@@ -117,23 +117,23 @@ impl<D: Driver> Core<D> {
         }))
     }
 
-    /// Whether events are wanted.
+    /// Whether there are sinks for events.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
         !self.config.sinks.is_empty()
     }
 
-    /// Keeps an event. May be called under any lock and in a drop: it only stores.
+    /// Stores an event for later delivery. May be called under any lock and in a drop.
     pub(crate) fn record(&self, event: Event) {
         self.recorder.push(event);
     }
 
-    /// Events that no sink was given yet.
+    /// Events not yet delivered to a sink.
     pub(super) fn events_recorded(&self) -> usize {
         self.recorder.len()
     }
 
-    /// Hands the kept events to the sinks. Called with no lock held, never in a drop.
+    /// Delivers the stored events to the sinks. Called with no lock held, never in a drop.
     #[inline]
     pub(crate) fn deliver(&self) {
         if self.is_recording() {
@@ -145,13 +145,13 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// How often anything was freed so far, to see whether something was freed in between.
+    /// How many frees there were so far, to detect a free in between.
     pub(crate) fn frees(&self) -> u64 {
         let (pools, departed) = self.pools_and_departed(|departed| departed.0.frees);
         pools.iter().map(|p| p.lock().frees()).sum::<u64>() + departed
     }
 
-    /// The pools, and of what those did that are no more whatever is asked for: as they were at one moment, so that a sum of both has each
+    /// The pools, and what `of` reads from the sums of the departed ones, both of one moment: a sum of both contains each
     /// pool once.
     pub(crate) fn pools_and_departed<R>(
         &self,
@@ -171,13 +171,13 @@ impl<D: Driver> Core<D> {
         numbered(&self.pools.lock(), number).cloned()
     }
 
-    /// The pools of these numbers, of those that are in the list.
+    /// Those of the pools with these numbers that are in the list.
     pub(super) fn pools_numbered(&self, numbers: Vec<u32>) -> Vec<Arc<Pool<D>>> {
         let pools = self.pools.lock();
         numbers.into_iter().filter_map(|number| numbered(&pools, number).cloned()).collect()
     }
 
-    /// A free left its pool without allocations, and the pool is leaving.
+    /// Ends a free that left its pool without allocations while the pool's stream or its allocator is gone.
     #[cold]
     pub(crate) fn pool_emptied(&self, pool: &Pool<D>, after: AfterFree) {
         match after {
@@ -196,7 +196,7 @@ impl<D: Driver> Core<D> {
 
     /// The last `Allocator` and `Stream` are gone.
     fn abandon(&self) {
-        // What is kept may hold pinned memory of ours. If an owner's drop panics, or the driver, the rest is given back all the same.
+        // Kept values may hold pinned memory of this allocator. If an owner's drop or the driver panics, the rest is given back nevertheless.
         let closed = catch_unwind(AssertUnwindSafe(|| self.deferred_drops.close()));
         self.orphans.store(1, Ordering::Release);
         for pool in self.pool_list() {
@@ -210,14 +210,14 @@ impl<D: Driver> Core<D> {
         }
         self.host.abandon();
         self.orphan_done();
-        // Device memory is live, or its last handle goes on another thread now.
+        // Otherwise device memory is live, or another thread is dropping its last handle now.
         if self.host.is_idle() {
             self.pinned_done();
         }
         resume(closed.err());
     }
 
-    /// The last pinned allocation of an abandoned allocator is gone: what is pinned goes back, whatever else is alive.
+    /// The last pinned allocation of an abandoned allocator is gone: unpins everything, whatever device memory is live.
     pub(crate) fn pinned_done(&self) {
         assert_unlocked("pinned memory is given back");
         let done = || {
@@ -233,17 +233,17 @@ impl<D: Driver> Core<D> {
         resume(catch_unwind(AssertUnwindSafe(done)).err());
     }
 
-    /// Waits for what may still touch our bytes, and gives everything back, but for pinned memory that is still referred to.
+    /// Waits for everything that may still access the allocator's bytes, and gives everything back except pinned memory with live handles.
     fn shut_down(&self) {
         assert_unlocked("the allocator shuts down");
-        // The last handle may go beside somebody's capture.
+        // The last handle may be dropped while other code captures.
         self.driver.relaxed(|| self.give_all_back());
     }
 
     fn give_all_back(&self) {
-        // Asked before the wait: what is freed later has uses that this does not wait for.
+        // Read before the wait: memory freed later has uses that this wait does not cover.
         let unpin = self.host.lock().pool.heap.live() == 0;
-        // A driver that panics in it is one that fails.
+        // A driver that panics in the wait counts as one that fails.
         let waited = catch_unwind(AssertUnwindSafe(|| self.is_over(self.wait_or_synchronize(self.ours()))));
         let over = *waited.as_ref().unwrap_or(&false);
         let pools = core::mem::take(&mut *self.pools.lock());
@@ -281,8 +281,8 @@ impl<D: Driver> Core<D> {
         resume(waited.err());
     }
 
-    /// All that may still touch our bytes: what the pools' own streams hold, and the uses of ranges in flight. Not the device:
-    /// somebody's capture in the context need not survive a wait for that.
+    /// Everything that may still access the allocator's bytes: what the pools' own streams hold, and the uses of ranges in flight. Not a wait for
+    /// the device, which a capture by other code in the context might not survive.
     fn ours(&self) -> Vec<Pending> {
         let mut pending: Vec<Pending> = self.host.lock().pool.in_flight.uses().collect();
         for pool in self.pool_list() {
@@ -290,7 +290,7 @@ impl<D: Driver> Core<D> {
             pending.extend(state.in_flight.uses());
             let last = Pending { on: pool.timeline.id, epoch: state.heap.latest_stamp() };
             drop(state);
-            // Of what is complete there is nothing to mark: its stream may capture.
+            // If everything is complete, no marker is needed: the stream may capture.
             if !self.registry.all_complete(&[last]) {
                 pending.push(Pending { epoch: pool.timeline.reserve_epoch(), ..last });
             }
@@ -298,8 +298,8 @@ impl<D: Driver> Core<D> {
         pending
     }
 
-    /// Whether nothing uses the memory any more: all was waited for, or the context is lost, which has nothing left to wait for. Any other
-    /// failure is the second in a row: what is given back waits by itself, or is kept.
+    /// Whether nothing uses the memory any more: every wait succeeded, or the context is lost, which leaves nothing to wait for. Any other
+    /// failure is the second in a row: then the driver's free waits by itself, or the memory is kept.
     fn is_over(&self, waited: DriverResult<()>) -> bool {
         waited.map_or_else(
             |e| {
@@ -311,7 +311,7 @@ impl<D: Driver> Core<D> {
         )
     }
 
-    /// Everything, gathered pool by pool; exact when nothing runs beside it.
+    /// Everything, gathered pool by pool; exact when no other thread works meanwhile.
     pub(crate) fn report(&self) -> Report {
         let peak = self.peak_bounds();
         let (pools, departed) = self.pools_and_departed(Clone::clone);
@@ -349,12 +349,12 @@ impl<D: Driver> Core<D> {
     }
 }
 
-/// The context is lost: nothing works again, and saying so at once is all that is left to do.
+/// The context is lost: no later call can succeed, so each fails at once.
 pub(crate) fn lost() -> Error {
     Error::Driver(lost_context())
 }
 
-/// The context is lost, as the driver would have said it.
+/// The error of a lost context, as the driver would report it.
 pub(crate) fn lost_context() -> DriverError {
     DriverError::new(
         "context",
@@ -370,7 +370,7 @@ impl<D: Driver> core::fmt::Debug for Core<D> {
     }
 }
 
-/// A share of an allocator: it stays open while there is one.
+/// One owner's reference to an allocator, which stays open while there is one.
 #[derive(Debug)]
 pub(crate) struct Owner<D: Driver>(Arc<Core<D>>);
 

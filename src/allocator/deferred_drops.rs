@@ -1,17 +1,17 @@
 //! Keeps values that the device still reads until it is done: sources of copies whose tokens were dropped early.
 //!
-//! A drop never waits for the device, so what a dropped token owned goes here with the numbers of what has to be complete, and
-//! is dropped by a later call that may speak to the driver: the next operation, use that is recorded, array in external memory,
-//! miss, trim or synchronise, of the device, a stream or an event. Values run their own destructors, so they are dropped with no
-//! lock held, and in no drop of anything else. What cannot be proved complete is never dropped: it is forgotten. It does not know
-//! what a value is.
+//! A drop never waits for the device, so what a dropped token owned comes here with the epochs that have to be complete, and
+//! is dropped by a later call that may call the driver: the next operation, recorded use, array in external memory,
+//! miss or trim, or a synchronisation of the device, a stream or an event. Values run their own destructors, so they are dropped with no
+//! lock held, and never inside the drop of anything else. A value whose uses cannot be proved complete is never dropped: it is forgotten.
+//! This file does not know what a value is.
 //!
-//! A value waits on one use at a time, by timeline and epoch; epochs of one timeline end in order. So an operation looks at the
-//! oldest epoch of one timeline, the next one each time, and asks the device once; it asks again only when the answer
-//! brought something. However many values are kept, a call pays for itself and for what it drops. What a synchronise, or the answer to
-//! a program's own question, proved is looked at where it was proved, and nobody is asked. A request that is about to fail waits for
-//! what values wait for, as for ranges in flight, and asks about all before it says that there is no memory: an owner may hold what the
-//! request needs.
+//! A value waits on one use at a time, by timeline and epoch; epochs of one timeline complete in order. So an operation looks at the
+//! oldest epoch of one timeline, the next timeline each time, and makes one query; it makes another only if the answer
+//! completed something. However many values are kept, a call pays for itself and for what it drops. What a synchronisation, or the answer
+//! to a query by the program, proved complete is dropped where it was proved, without further queries. A request that is about to fail
+//! waits for the uses that values wait for, as it does for those of ranges in flight, and queries all of them before it is out of memory:
+//! a value may own what the request needs.
 
 use super::event::Event;
 use super::registry::Registry;
@@ -27,48 +27,48 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a value is kept for.
+/// The condition on which a value is kept.
 pub(crate) enum Until<D: Driver> {
-    /// An event is complete.
+    /// Until an event is complete.
     Event(Event<D>),
-    /// Sealed uses are, each of them.
+    /// Until each of these sealed uses is complete.
     Uses(PendingSet),
 }
 
-/// Values in the device's use.
+/// Values that the device still uses.
 pub(crate) struct DeferredDrops<D: Driver> {
     pub(super) driver: D,
     pub(super) registry: Arc<Registry<D>>,
-    /// Whether there is anything to look at.
+    /// Whether any value is kept.
     any: AtomicBool,
     kept: Mutex<Kept>,
-    /// A deterministic allocator asks no event: it drops what it knows complete by its own waits.
+    /// Whether events are queried. A deterministic allocator does not: it drops what its own waits proved complete.
     pub(super) asks: bool,
 }
 
 struct Kept {
-    /// By the use that each waits on now.
+    /// By the use that each value waits on now.
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<Value>>>,
     /// The timeline that was looked at last.
     last: TimelineId,
-    /// How many values have gone on to wait for their next use.
+    /// How many times a value moved on to its next use.
     went_on: u64,
-    /// The most uses that any value had since there was none.
+    /// The largest number of uses of any value since no value was kept.
     max_uses: usize,
-    /// The allocator and its streams are gone: nobody comes by any more.
+    /// The allocator and its streams are gone: no later call will drop anything.
     closed: bool,
 }
 
-/// A value and all it is kept for.
+/// A value and all uses that it waits for.
 struct Value {
     uses: PendingSet,
-    /// Of the device's memory, and none of ours, that it stands for.
+    /// Bytes of device memory, outside the allocator's own, that dropping it frees.
     bytes: u64,
     held: Box<dyn Send>,
 }
 
 impl Kept {
-    /// Files a value under its first use that is not complete; the value again if there is none.
+    /// Files a value under its first use that is not complete; returns the value if every use is.
     fn file(&mut self, value: Value, seen: &impl Completed) -> Option<Value> {
         let Some(next) = value.uses.iter().copied().find(|&p| !seen.is_complete(p)) else {
             return Some(value);
@@ -79,7 +79,7 @@ impl Kept {
         None
     }
 
-    /// Takes out what waited on this timeline and is over. What is left waits on: the oldest use.
+    /// Takes out values that waited on this timeline and have no incomplete use left. Returns the oldest use that values still wait on here.
     fn take_over(&mut self, on: TimelineId, seen: &impl Completed, over: &mut Vec<Value>) -> Option<Pending> {
         loop {
             let oldest = self.waiting.get_mut(&on)?.first_entry();
@@ -104,7 +104,7 @@ impl Kept {
         }
     }
 
-    /// The timeline after the one that was looked at last, round and round.
+    /// The timeline after the one that was looked at last, in a cycle.
     fn next(&mut self) -> Option<TimelineId> {
         let after = (core::ops::Bound::Excluded(self.last), core::ops::Bound::Unbounded);
         let next = self.waiting.range(after).next().or_else(|| self.waiting.first_key_value());
@@ -124,7 +124,7 @@ impl<D: Driver> DeferredDrops<D> {
         DeferredDrops { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
     }
 
-    /// Keeps a value until then, which stands for so many bytes of the device's that are none of ours. Makes no driver call, unless the
+    /// Keeps a value until then; `bytes` of device memory, outside the allocator's own, are freed with it. Makes no driver call, unless the
     /// allocator is gone: then it waits.
     pub(crate) fn keep(&self, until: Until<D>, bytes: u64, value: Box<dyn Send>) {
         let uses = match until {
@@ -148,7 +148,7 @@ impl<D: Driver> DeferredDrops<D> {
         drop(over);
     }
 
-    /// Drops some of what is complete: at most one question to the device that brings nothing.
+    /// Drops some of what is complete: at most one query whose answer completes nothing.
     #[inline]
     pub(crate) fn run(&self) {
         if self.any.load(Ordering::Acquire) {
@@ -164,7 +164,7 @@ impl<D: Driver> DeferredDrops<D> {
         }
     }
 
-    /// Drops what is known complete of this stream and of what the clock names. Nobody is asked: for whoever has just learnt it.
+    /// Drops what is known to be complete of this stream and of those that the clock names, without queries: for a caller that has just learnt it.
     #[inline]
     pub(crate) fn learnt(&self, on: TimelineId, clock: &Clock) {
         if self.any.load(Ordering::Acquire) {
@@ -172,7 +172,7 @@ impl<D: Driver> DeferredDrops<D> {
         }
     }
 
-    /// Drops what is known complete, of every stream: whether there was any. Nobody is asked.
+    /// Drops what is known to be complete, of every stream, without queries. Returns whether there was any.
     pub(crate) fn drop_all_known(&self) -> bool {
         self.any.load(Ordering::Acquire) && {
             let all: Vec<TimelineId> = self.kept.lock().waiting.keys().copied().collect();
@@ -197,7 +197,7 @@ impl<D: Driver> DeferredDrops<D> {
         any
     }
 
-    /// What the oldest values of each stream wait for.
+    /// The oldest use of each stream that values wait for.
     pub(super) fn oldest(&self) -> Vec<Pending> {
         if !self.any.load(Ordering::Acquire) {
             return Vec::new();
@@ -210,15 +210,15 @@ impl<D: Driver> DeferredDrops<D> {
         oldest.collect()
     }
 
-    /// Bytes of the device's, and none of ours, that values stand for.
+    /// Bytes of device memory, outside the allocator's own, that kept values free when dropped.
     pub(super) fn bytes(&self) -> u64 {
         let kept = self.kept.lock();
         let values = kept.waiting.values().flat_map(BTreeMap::values).flatten();
         values.fold(0, |sum, value| sum.saturating_add(value.bytes))
     }
 
-    /// Drops all that is complete, of every stream. A value whose use is over may go on to wait on a stream that was looked at before it: then all are
-    /// looked at again, as often as a value that is there has uses: not for as long as other threads have ever new values go on.
+    /// Drops everything that is complete, of every stream. A value whose use is complete may move on to a stream that was looked at before: then all
+    /// streams are looked at again, at most as often as a kept value has uses. So it ends even if other threads' values keep moving on.
     pub(crate) fn sweep(&self) {
         if !self.any.load(Ordering::Acquire) {
             return;
@@ -239,8 +239,8 @@ impl<D: Driver> DeferredDrops<D> {
         }
     }
 
-    /// Drops what waited on this timeline and is complete. Asks the device for the oldest use, and again while that brings
-    /// something. Nothing is in hand meanwhile: who closes finds every value.
+    /// Drops what waited on this timeline and is complete. Queries the oldest use, and again while the answers complete
+    /// something. Holds no value outside the lock meanwhile: a closing thread finds every value.
     fn look_at(&self, on: TimelineId) {
         assert_unlocked("kept values are looked at");
         loop {
@@ -253,7 +253,7 @@ impl<D: Driver> DeferredDrops<D> {
             };
             drop(over);
             pause_point!("a kept value is asked for");
-            // An error is no completion (O4): whoever needs the stream meets it.
+            // An error is not completion (O4): the next call that needs the stream returns it.
             let Some(oldest) = oldest.filter(|_| self.asks) else { return };
             match self.registry.ask(&self.driver, oldest) {
                 Ok(true) => {}
@@ -263,7 +263,7 @@ impl<D: Driver> DeferredDrops<D> {
         }
     }
 
-    /// The allocator's last owner goes: waits for everything kept and drops it.
+    /// The allocator's last owner goes: waits for every kept value and drops it.
     pub(crate) fn close(&self) {
         let all = {
             let mut kept = self.kept.lock();
@@ -273,9 +273,9 @@ impl<D: Driver> DeferredDrops<D> {
         self.let_go(all);
     }
 
-    /// Drops values behind what is waited for: each behind its own uses, and where one of these cannot be waited for, those that are left behind a wait for
-    /// everything. Forgets what that does not tell of either. A lost context runs nothing any more, so that nothing uses a value.
-    /// What panics, the driver or an owner's drop, leaves the others their turn, and is on its way again behind them.
+    /// Drops values after waiting: each after its own uses, and those of which a use cannot be waited for after one wait for
+    /// everything. Values that this wait does not prove unused either are forgotten. A lost context runs nothing, so nothing uses a value.
+    /// A panic of the driver, or of a value's drop, does not keep the others from their turn, and resumes after them.
     fn let_go(&self, values: impl IntoIterator<Item = Value>) {
         let (mut left, mut panicked) = (Vec::new(), None);
         let mut turn = |value: ManuallyDrop<Value>, left: &mut Vec<_>| {
@@ -286,7 +286,7 @@ impl<D: Driver> DeferredDrops<D> {
                     left.push(value);
                 }
             }));
-            // A driver call that panics is no completion either.
+            // A driver call that panics is not completion either.
             if let Err(panic) = done {
                 panicked.get_or_insert(panic);
             }
@@ -306,7 +306,7 @@ impl<D: Driver> DeferredDrops<D> {
         resume(panicked);
     }
 
-    /// Blocks the host until these are complete; whether nothing uses the value any more.
+    /// Blocks the host until these are complete. Returns whether nothing uses the value any more.
     fn is_over(&self, uses: &PendingSet) -> bool {
         uses.iter().all(|&p| {
             let waited = self.registry.wait_host(&self.driver, p, Duration::MAX);

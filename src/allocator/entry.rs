@@ -1,6 +1,6 @@
-//! How ranges enter a pool's free state (law O5): from the device, from another pool, or back from flight.
+//! How ranges enter a pool's free state (law O5): from the device, from another pool, or from the pool's own ranges in flight.
 //!
-//! The facts are checked first and the stamp is loaded then. Nothing here calls the driver; the pool's lock is held.
+//! The ordering facts are checked first and the stamp is loaded after that. Nothing here calls the driver; the pool's lock is held.
 //!
 //! It does not know where a range came from.
 
@@ -13,7 +13,7 @@ use crate::laws::{self, cost, steps};
 use crate::order::{self, Completed, Entry, Pending};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
-/// A range on the move, with all that a heap needs to take it in.
+/// A range outside any pool, with everything that a heap needs to take it in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) segment: SegmentId,
@@ -66,7 +66,7 @@ impl<D: Driver> Store<D> for Pool<D> {
             all.push(Pending { on: self.timeline.id, epoch });
         }
         let Some(stamp) = self.entry_stamp(state, &all) else {
-            // A closed pool admits complete ranges only: the cross-stream uses are over, the home stamp is not yet.
+            // A closed pool admits complete ranges only: the cross-stream uses are complete, the home stamp is not yet.
             let home = Pending { on: self.timeline.id, epoch: entry.home };
             self.fly(state, Entry { uses: smallvec::smallvec![home], ..entry });
             return false;
@@ -92,19 +92,19 @@ impl<D: Driver> Store<D> for Pool<D> {
 }
 
 impl<D: Driver> Pool<D> {
-    /// Own ranges in flight whose uses are over enter the free state. Returns whether any did.
+    /// Moves own ranges in flight whose uses are over into the free state. Returns whether there were any.
     pub(crate) fn drain(&self) -> bool {
         self.drain_locked(&mut self.lock())
     }
 
-    /// With the pool's lock held: own ranges in flight whose uses are over enter the free state. Returns
-    /// whether any did. Makes no driver call.
+    /// With the pool's lock held: moves own ranges in flight whose uses are over into the free state. Returns
+    /// whether there were any. Makes no driver call.
     pub(crate) fn drain_locked(&self, state: &mut PoolState) -> bool {
         self.drain_in_flight(&self.core.registry, state)
     }
 
     /// Law O5, the stamp with which a range enters this pool's free state after its ordering facts were checked: 0 if
-    /// all its uses, former home stamps among them, are complete; else the pool's submitted + 1, loaded now. `None`: the
+    /// all its uses, earlier home stamps included, are complete; else the pool's submitted + 1, loaded now. `None`: the
     /// pool is closed and the range is not complete.
     pub(crate) fn entry_stamp(&self, state: &PoolState, uses: &[Pending]) -> Option<Epoch> {
         laws::entry_stamp(
@@ -115,15 +115,15 @@ impl<D: Driver> Pool<D> {
         )
     }
 
-    /// A range from another pool, or from the device, enters: facts were checked, `uses` are what it carries. The
-    /// heap merges it with its neighbours, and it is part of the chunk that is returned. `None` if the pool is closed and the range is
+    /// A range from another pool, or from the device, enters: its facts were checked, and `uses` are its uses. The
+    /// heap merges it with its neighbours; returns the chunk that then contains it. `None` if the pool is closed and the range is
     /// not complete.
     pub(crate) fn enter(&self, state: &mut PoolState, range: &Range, uses: &[Pending]) -> Option<ChunkId> {
         let stamp = self.entry_stamp(state, uses)?;
         self.extend(state, range, laws::entered_stamp(stamp, || self.timeline.marked()))
     }
 
-    /// A range comes in with this stamp: complete, or returning exactly as it was. Returns the chunk that it is part of then.
+    /// A range enters with this stamp: complete, or returning exactly as it was. Returns the chunk that then contains it.
     pub(crate) fn extend(&self, state: &mut PoolState, range: &Range, stamp: Epoch) -> Option<ChunkId> {
         if !laws::comes_in(state.closed, stamp) {
             return None;

@@ -1,4 +1,4 @@
-//! A point on a stream as users hold it: a marker of its timeline, that others wait for and the host asks about.
+//! A point on a stream as users hold it: a marker of its timeline, for which streams wait and which the host queries.
 //!
 //! It does not know the stream's pool, nor its allocator: those may be gone.
 
@@ -22,8 +22,8 @@ use core::time::Duration;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// let (copy, work) = (gpu.stream()?, gpu.stream()?);
-/// let loaded = copy.record()?; // behind all that `copy` has been given by now
-/// work.wait(&loaded)?; // what `work` is given from here on comes behind that
+/// let loaded = copy.record()?; // after everything queued on `copy` by now
+/// work.wait(&loaded)?; // work queued on `work` from here on comes after that
 /// loaded.synchronize(Duration::from_secs(1))?; // the host waits, a second at most
 /// assert!(loaded.is_complete()?);
 /// # Ok(()) }
@@ -61,11 +61,11 @@ impl<D: Driver> Event<D> {
     pub fn epoch(&self) -> Epoch {
         self.marker.number
     }
-    /// It is known to be complete: what was kept for that is dropped.
+    /// The event is known to be complete: drops the values that were kept for it.
     fn let_go(&self) {
         self.deferred_drops.learnt(self.on.id, &self.marker.copy);
     }
-    /// Whether it is known to be complete, without asking.
+    /// Whether it is known to be complete, without a query.
     pub(crate) fn is_seen(&self) -> bool {
         self.on.seen() >= self.marker.number
     }

@@ -1,13 +1,13 @@
 //! Driver events as markers share them, and the pool they return to.
 //!
 //! A marker's event is held by its timeline, by the tokens and [`Event`](super::Event)s that users hold, and for a moment by
-//! whoever waits for it. Whoever drops the last reference returns the event to the pool, wherever that happens, so that a
-//! program that waits for its own tokens creates no event a round. The pool is to keep what the registry says
-//! ([`EventPool::keep_at_most`]); what is above goes back to the driver, not by the drop of a token, which makes no driver
-//! call, but one whenever an event is taken, and all when the registry retires markers.
+//! a thread that waits for it. Whichever thread drops the last reference returns the event to the pool, so that a
+//! program that waits for its own tokens creates no event in a round. The registry says how many events the pool keeps
+//! ([`EventPool::keep_at_most`]). Those above go back to the driver, not in the drop of a token, which makes no driver
+//! call, but one whenever an event is taken, and all of them when the registry retires markers.
 //!
-//! An event in the pool may have been recorded before and not be complete: recording it again takes nothing away from whoever
-//! waits already, because a wait is for what was recorded when it was queued.
+//! An event in the pool may have been recorded before and not be complete. Recording it again does not affect earlier
+//! waits, because a wait is for what was recorded when it was queued.
 //!
 //! It does not know what an event was recorded behind.
 
@@ -17,18 +17,18 @@ use crate::sync::{Arc, Rank, Ranked, Weak};
 use core::fmt;
 use core::ops::Deref;
 
-/// So many events are kept whatever the registry says: a few streams' worth of copies and waits.
+/// How many events are kept whatever the registry says: enough for a few streams' copies and waits.
 pub(crate) const LEAST: usize = 64;
 
-/// Events that nobody refers to.
+/// Events that no marker refers to.
 pub(crate) struct EventPool<D: Driver> {
     free: Ranked<Free<D>>,
 }
 
 struct Free<D: Driver> {
-    /// In their counted blocks, so that a marker takes none from the host.
+    /// In their counted blocks, so that a marker allocates none on the host.
     slots: Vec<Arc<Slot<D>>>,
-    /// No more than these.
+    /// The largest number to keep.
     keep: usize,
 }
 
@@ -46,7 +46,7 @@ impl<D: Driver> EventPool<D> {
         Arc::new(EventPool { free: Ranked::new(Rank::Leaf, Free { slots: Vec::new(), keep: LEAST }) })
     }
 
-    /// An event that nobody else refers to.
+    /// An event that nothing else refers to.
     ///
     /// # Errors
     /// The driver's, where one had to be created.
@@ -54,7 +54,7 @@ impl<D: Driver> EventPool<D> {
         let (pooled, above) = {
             let mut free = self.free.lock();
             let pooled = free.slots.pop();
-            // One for each that is taken: what a burst left goes back while the program goes on.
+            // One for each that is taken: what a burst left goes back while the program continues.
             let above = if free.slots.len() > free.keep { free.slots.pop() } else { None };
             (pooled, above)
         };
@@ -66,7 +66,7 @@ impl<D: Driver> EventPool<D> {
         Ok(SharedEvent(Some(Arc::new(Slot { event, home: Arc::downgrade(self) }))))
     }
 
-    /// From now on at most `max` events are kept, [`LEAST`] in any case. Those above go back to the driver: not to be
+    /// From now on at most `max` events are kept, but always [`LEAST`]. Those above go back to the driver: not to be
     /// called under a lock.
     pub(crate) fn keep_at_most(&self, max: usize) {
         let above = {
@@ -78,7 +78,7 @@ impl<D: Driver> EventPool<D> {
         drop(above);
     }
 
-    /// All go back to the driver, [`LEAST`] too: not to be called under a lock.
+    /// Gives all events back to the driver, [`LEAST`] too: not to be called under a lock.
     pub(crate) fn give_back(&self) {
         let all = core::mem::take(&mut self.free.lock().slots);
         drop(all);
@@ -94,7 +94,7 @@ impl<D: Driver> EventPool<D> {
         self.free.lock().slots.len()
     }
 
-    /// Nobody refers to it. It is kept in any case: whoever drops a token or a marker makes no driver call.
+    /// Keeps an event that nothing refers to, however many there are: the drop of a token or a marker makes no driver call.
     fn put(&self, slot: Arc<Slot<D>>) {
         self.free.lock().slots.push(slot);
     }
@@ -116,7 +116,7 @@ impl<D: Driver> Deref for SharedEvent<D> {
 impl<D: Driver> Drop for SharedEvent<D> {
     fn drop(&mut self) {
         let Some(mut slot) = self.0.take() else { return };
-        // Of two last holders that drop at once each may see the other: then the event is destroyed and not pooled.
+        // Of two last holders that drop at once, each may still see the other's reference: then the event is destroyed and not pooled.
         if let Some(last) = Arc::get_mut(&mut slot)
             && let Some(pool) = cost::event_home(last.home.upgrade())
         {

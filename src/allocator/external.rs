@@ -1,8 +1,8 @@
-//! Device memory that somebody else allocated, with an owner that is dropped when nothing uses the memory any more.
+//! Device memory that other code allocated, with an owner that is dropped when nothing uses the memory any more.
 //!
-//! It never enters a pool. Its uses are kept here, as a pool keeps those of its allocations; at the drop they are sealed
-//! (O6), and the owner waits among the deferred drops until each is *complete*: whoever owns the memory may give it to anybody, in an
-//! order that nobody here knows (O4). It does not know what the owner is.
+//! It never enters a pool. Its uses are kept here, as a pool keeps those of its allocations. At the drop they are sealed
+//! (O6), and the owner waits among the deferred drops until each is *complete*: the owner may give the memory to any other code, in an
+//! order that is unknown here (O4). This file does not know what the owner is.
 
 use super::deferred_drops::{DeferredDrops, Until};
 use super::registry::uses::{bound, close_open};
@@ -23,17 +23,17 @@ pub(crate) struct External<D: Driver> {
     pub(super) driver: D,
     pub(super) registry: Arc<Registry<D>>,
     deferred_drops: Arc<DeferredDrops<D>>,
-    /// The stream it was brought in on. It is held open, as by a use until the drop.
+    /// The stream it was imported on. It is kept open, as by a use until the drop.
     pub(super) home: Arc<StreamTimeline<D>>,
-    /// A reference to that stream, because an array in it gives the stream out again (cudarc's `stream()`): as long as it may, the stream is
-    /// not nobody's, and a use of it is not over.
+    /// A reference to that stream, because an array in this memory returns the stream to users (cudarc's `stream()`). While this reference exists,
+    /// other code can still queue work on the stream, and a use on it is not over.
     native: Mutex<Option<D::Stream>>,
     pub(super) uses: Mutex<Uses>,
     /// What cudarc's interop keeps with this memory, as it does with a pool.
     #[cfg(feature = "cuda")]
-    pub(super) guest: super::pool::state::Guest,
+    pub(super) extension: super::pool::state::Extension,
     bytes: u64,
-    /// Taken in the drop. Behind a lock because it may be no `Sync`: nobody looks at it through a shared reference.
+    /// Taken in the drop. Behind a lock because it may not be `Sync`: no code reads it through a shared reference.
     owner: Mutex<Option<Box<dyn Send>>>,
 }
 
@@ -52,7 +52,7 @@ impl<D: Driver> External<D> {
             native: Mutex::new(Some(stream.native().clone())),
             uses: Mutex::new(Uses::default()),
             #[cfg(feature = "cuda")]
-            guest: super::pool::state::Guest::new(),
+            extension: super::pool::state::Extension::new(),
             owner: Mutex::new(Some(owner)),
         }
     }
@@ -66,13 +66,13 @@ impl<D: Driver> External<D> {
         }
         Err(Error::WrongDevice { found: stream.info().device, expected: self.home.info.device })
     }
-    /// Work on `stream`, queued by now or before the drop, uses it: as [`Allocation::record_use`](super::Allocation::record_use).
+    /// Declares that work on `stream`, queued by now or before the drop, uses it: as [`Allocation::record_use`](super::Allocation::record_use).
     pub(super) fn record_use(&self, stream: &Stream<D>) -> Result<(), Error> {
         self.check(stream)?;
         stream.admit("record_use")?;
         let on = stream.timeline();
         if on.id != self.home.id {
-            // Recorded whatever the driver does in what is due, and behind it: due markers come before the operation (O9).
+            // Recorded even if the driver panics in due maintenance, and after it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| {
                 let mut uses = self.uses.lock();
                 if uses.declare(on.id) {
@@ -110,7 +110,7 @@ impl<D: Driver> Drop for External<D> {
         if !laws::keeps_external() {
             pending.clear();
         }
-        // Behind the seal, as at any free. Before the owner goes, which may panic where nobody keeps it.
+        // After the seal, as at any free. Before the owner is dropped, which may panic if it is dropped here and not kept.
         for timeline in uses.open_on().filter_map(|on| self.registry.timeline(on)) {
             close_open(&self.registry, &timeline);
         }

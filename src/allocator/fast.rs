@@ -1,5 +1,5 @@
-//! The fast path: an allocation that the pool's free ranges serve, and a free that only the home stream has to do with. Read it from top to
-//! bottom. An allocation whose length lies first in its bin calls, in this order, what readers of one field and laws of one line are left out of:
+//! The fast path: an allocation that the pool's free ranges serve, and a free that concerns only the home stream. Read it from top to
+//! bottom. An allocation whose length is the first in its bin calls these functions in this order, apart from readers of one field and one-line laws:
 //!
 //! | file | functions |
 //! |---|---|
@@ -13,17 +13,17 @@
 //! | `src/allocator/fast.rs` | `count_size` |
 //! | `src/allocator/refcount.rs` | `move_out` |
 //! | `driver/src/sync/quick.rs` | `Flag::release` |
-//! | `src/allocator/fast.rs` | `handed` |
+//! | `src/allocator/fast.rs` | `handle` |
 //!
-//! One type goes through all of it, `Taken`, and lies in the handle that the caller has. A free calls `drop` and what is below it here,
+//! One type goes through all of it, `Taken`, and is stored in the caller's handle. A free calls `drop` and what is below it here,
 //! `Heap::give_untagged` and `Heap::merge_free` in `core/src/heap/hit.rs`.
 //!
 //! Both take one lock. A hit looks at 32 free chunks at most, makes no driver call and allocates nothing; a free loads one integer (law
-//! O2). No user code runs and the driver is not called, so that a drop, which may come at any time on any thread, waits for neither (O9).
+//! O2). Neither runs user code or calls the driver, so a drop, which may happen at any time on any thread, waits for neither (O9).
 //! `benches/hit.rs` counts the instructions of both, some 330.
 //!
-//! It does not know what a miss does (`miss`), who else may use the bytes (`Pool::free_used`), nor what is rare: alignments, streams that have
-//! to be asked, names, recorders.
+//! It does not know what a miss does (`miss`), what else may use the bytes (`Pool::free_used`), nor the rare cases: alignments, streams that
+//! have to be checked for captures, names, recorders.
 
 #![allow(unsafe_code, reason = "references are counted by hand: K1 to K3 of `refcount`")]
 
@@ -42,45 +42,45 @@ use core::mem::ManuallyDrop;
 
 impl<D: Driver> Allocator<D> {
     /// Allocates `bytes` on a stream: uninitialised ([`Config::scrub`](super::Config::scrub): zeroed in stream order), 512-byte aligned, valid
-    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: a fill); else it may
-    /// take memory from the device, make the stream wait for another one's last use of the bytes, and, when memory is
+    /// for work queued on the stream from now on. From the cache it makes no driver call (scrubbing: a fill); otherwise it may
+    /// acquire memory from the device, make the stream wait for another stream's last use of the bytes, and, when memory is
     /// out, block the host for a bounded time.
     ///
-    /// Two exceptions. Whether a stream captures is asked where others may capture on it, as on each that was adopted. And a stream that only calls
-    /// naming it may mark (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::unmanaged)) is marked by the
-    /// next call that names it once a marker is due, at most one for sixteen frees or 16 MiB of them: such an allocation records an event and
-    /// asks about some, a constant number in the mean.
+    /// Two exceptions. If other code may capture on the stream, as on every adopted one, the driver is asked whether it captures. And if only calls
+    /// that name the stream may mark it (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::unmanaged)), the
+    /// next call that names it makes a due marker, at most one for sixteen frees or 16 MiB of them: such an allocation records an event and
+    /// queries some, a constant number on average.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::OtherAllocator`], [`Error::Capturing`], or the
-    /// driver's; that of an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
+    /// driver's; an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
     #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
     #[inline(always)]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();
         if plain && let Some(taken) = Pool::hit(stream.pool(), bytes) {
             // SAFETY: the hit moved a reference of this pool out of its state, and this is the only one that is made of it.
-            let share = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
-            return Ok(Self::handed(share, taken, bytes));
+            let reference = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
+            return Ok(Self::handle(reference, taken, bytes));
         }
-        // The error comes in a box: else the caller's result would be made in memory for its sake.
+        // The error is boxed: otherwise the caller's result would have to be built in memory.
         match self.alloc_otherwise(plain, bytes, stream) {
             Ok(allocation) => Ok(allocation),
             Err(why) => Err(*why),
         }
     }
 
-    /// On a stream of this allocator's that need not be asked.
+    /// Allocates on a stream of this allocator that is known not to capture.
     pub(super) fn alloc_hit(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let Some(taken) = Pool::hit(stream.pool(), bytes) else { return self.alloc_missed(bytes, stream) };
         // SAFETY: as in `alloc`.
-        let share = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
-        Ok(Self::handed(share, taken, bytes))
+        let reference = unsafe { Arc::from_raw(Arc::as_ptr(stream.pool())) };
+        Ok(Self::handle(reference, taken, bytes))
     }
 
-    /// The handle of a range, and its reference of the pool.
+    /// Makes the handle of a range from the range and its reference to the pool.
     #[inline]
-    pub(super) fn handed(pool: Arc<Pool<D>>, taken: Taken, bytes: u64) -> Allocation<D> {
+    pub(super) fn handle(pool: Arc<Pool<D>>, taken: Taken, bytes: u64) -> Allocation<D> {
         let id = pool.id_of(taken.chunk(), taken.generation());
         let stream = Some(pool.timeline.info.id);
         pool.core.driver.note(Note::Allocated { id, addr: taken.addr, bytes, stream });
@@ -89,9 +89,9 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<D: Driver> Pool<D> {
-    /// A range, for whose handle a reference of the pool was moved out of its state; `None` for a miss, or for a request that no pool
-    /// answers. Two words come back, in registers: a whole handle would come back through memory, written in single words and read in
-    /// pairs of them at once, which no store can be forwarded to.
+    /// A range, for whose handle a reference to the pool was moved out of its state; `None` for a miss, or for a request that no pool
+    /// serves. The result is two `u64` in registers. A whole handle would be returned in memory, written in single words and read in
+    /// pairs at once: a store-forwarding stall.
     #[inline(never)]
     fn hit(pool: &Arc<Pool<D>>, bytes: u64) -> Option<Taken> {
         let request = Request::of(bytes)?;
@@ -102,7 +102,7 @@ impl<D: Driver> Pool<D> {
         Some(taken)
     }
 
-    /// Which segments serve a request.
+    /// Which segments serve a request of this size.
     #[inline]
     pub(crate) fn kind(&self, bytes: u64) -> Kind {
         if bytes <= self.small_bytes { Kind::Small } else { Kind::Large }
@@ -110,7 +110,7 @@ impl<D: Driver> Pool<D> {
 }
 
 impl PoolState {
-    /// Counts a size, as `report::Histogram::add` does, into an array: the index needs no check and nothing
+    /// Counts a size, as `report::Histogram::add` does, but in an array: the index needs no check and nothing
     /// grows.
     #[inline]
     pub(super) fn count_size(&mut self, len: Granules) {
@@ -132,7 +132,7 @@ impl<D: Driver> Drop for Allocation<D> {
 }
 
 impl<D: Driver> Pool<D> {
-    /// Free: one lock, no driver call, no user code. Told once in DESIGN.md, "One free". The address is only looked at
+    /// Free: one lock, no driver call, no user code. DESIGN.md, "One free", describes it. The address is only used
     /// for an event.
     #[inline]
     fn free(pool: Arc<Pool<D>>, taken: &Taken) {
@@ -167,20 +167,20 @@ impl<D: Driver> Pool<D> {
         pool.core.pool_emptied(&pool, after);
     }
 
-    /// Tells a checking device.
+    /// Notifies a checking device.
     #[inline]
     pub(crate) fn note_freed(&self, chunk: ChunkId, generation: u32) {
         self.core.driver.note(Note::Freed { id: self.id_of(chunk, generation), unknown: false });
     }
 
-    /// The heap's part of a free; `None`, and nothing is done, if other streams used the range.
+    /// The heap's part of a free; does nothing and returns `None` if other streams used the range.
     #[inline]
     pub(crate) fn give_back(&self, state: &mut PoolState, chunk: ChunkId, generation: u32) -> Option<Given> {
         if laws::free_ignores_tag() {
             state.heap.set_tag(chunk, 0);
         }
-        // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag says
-        // that other streams used it.
+        // Law O2: order within the stream is enough. The stamp is loaded after the user's last operation. A tag means
+        // that other streams used the range.
         state.heap.give_untagged(chunk, generation, self.timeline.stamp())
     }
 }

@@ -1,9 +1,9 @@
 //! Rungs 3, 6 and 7: memory from the device, within the limit.
 //!
-//! Room is claimed, the driver asked with no lock held but the grower's turn, and the segment committed *and* taken from
-//! in one hold of the pool's lock: otherwise another thread of the same stream takes what this one brought and this one
-//! grows again. Sizes are tried from the planned one down to the exact request, because a limit or a full card may
-//! still have room for that.
+//! The bytes are claimed under the limit, the driver is called with no lock held but the grower's turn, and the segment is committed *and* the
+//! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one acquired, and
+//! this one would grow again. Sizes are tried from the planned one down to the exact request, because it may fit under a
+//! limit, or on a full device, where the planned one does not.
 
 use super::backing::Backing;
 use super::core::Core;
@@ -19,13 +19,13 @@ use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
 
-/// A pool that grows: where its segments come from, and how one enters it.
+/// A pool that grows: where its segments come from, and how a segment enters it.
 pub(crate) trait Grows<D: Driver>: Sized {
     /// A segment, owned.
     type Segment;
-    /// The books of what was taken, locked.
+    /// The record of acquired memory, locked.
     fn backing<R>(&self, core: &Core<D>, of: impl FnOnce(&mut Backing<Self::Segment>) -> R) -> R;
-    /// Takes a segment from the device, or of the host's memory.
+    /// Acquires a segment from the device, or of the host's memory.
     ///
     /// # Errors
     /// The driver's.
@@ -35,13 +35,13 @@ pub(crate) trait Grows<D: Driver>: Sized {
 }
 
 impl<D: Driver, P: Grows<D>> Climb<'_, D, P> {
-    /// Grows by a segment of this length, if there is room for it below `max` and below the limit.
+    /// Grows by a segment of this length, if that fits below `max` and below the limit.
     ///
     /// # Errors
     /// The driver's refusal.
     pub(crate) fn grow_by(&self, len: Granules, max: u64) -> DriverResult<Option<Taken>> {
         let (core, pool) = (self.core, self.pool);
-        // A claim is memory in hand: the driver may refuse it, and then there is room for others.
+        // A claim is memory in transit: if the driver refuses it, others can claim it.
         let claimed = pool.backing(core, |backing| backing.claim(len, max).then(|| self.transit()));
         let Some(_transit) = claimed else { return Ok(None) };
         assert_unlocked("a segment is taken");
@@ -79,7 +79,7 @@ impl<D: Driver> Grows<D> for Pool<D> {
         let taken = state.take_brought(&request.want, request.requested, chunk);
         let taken = taken.expect("a new segment holds the request");
         if core.is_recording() {
-            // Before others can take from the segment and tell of it.
+            // Before others can take from the segment and record events about it.
             core.record(Event::Grow { addr: base, bytes: len.bytes(), stream: pool.timeline.info.id });
         }
         drop(guard);
@@ -91,7 +91,7 @@ impl<D: Driver> Grows<D> for Pool<D> {
 impl<D: Driver> Miss<'_, D> {
     /// Grows within the limit; with `slack`, only as far as 1 % above the highest live bytes, this request included.
     pub(crate) fn grow(&mut self, slack: bool) -> Step {
-        // One grower at a time; who waited looks again, for what the other brought.
+        // One grower at a time; a thread that waited searches again, for what the other one acquired.
         let _turn = self.pool.grower.lock();
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
@@ -102,9 +102,9 @@ impl<D: Driver> Miss<'_, D> {
         } else {
             u64::MAX
         };
-        // A segment is aligned as the driver aligns it: an aligned request may have to skip a front.
+        // The driver chooses a segment's alignment: an aligned request may have to skip the front.
         let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
-        // What another rung was refused says nothing about smaller sizes.
+        // Another rung's refusal says nothing about smaller sizes.
         let before = self.refusal.take();
         for len in self.core.config.growth_sizes(needed, self.want.kind) {
             match self.grow_by(len, max) {
@@ -120,14 +120,14 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    /// Rung 7, only where a free does not wait for the device: idle segments go back if that can make room, then growth.
+    /// Rung 7, only where a free does not wait for the device: gives idle segments back if that can free enough, then grows.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
         if self.core.config.reuse == super::config::Reuse::Never
             && self.core.backing.lock().segments.is_empty()
         {
             return Ok(None);
         }
-        // In slices: enough is enough, what is kept serves later. Growth needs what an alignment may skip, too.
+        // Only as much as is needed: what is kept serves later requests. Growth also needs the bytes that an alignment may skip.
         let freed = match self.core.trim_segments(None, self.want.bytes_anywhere(), self.own) {
             Ok(freed) => freed,
             Err(e) => return self.refused(e),

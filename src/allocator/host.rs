@@ -1,12 +1,12 @@
 //! The pinned pool: page-locked host memory from the same heap, with completion instead of order.
 //!
-//! The CPU is not on a stream: whoever is handed pinned bytes may write them at once. So a freed range with recorded
-//! uses comes back only when every use is complete in the host's view (law O4; Z14 is the bug of being content with
-//! order), each waiting for its own stream: one slow stream keeps back what it uses and nothing else. There is one pool
+//! The CPU is not on a stream: code that receives pinned bytes may write them at once. So a freed range with recorded
+//! uses returns to the cache only when every use is complete for the host (law O4; Z14 is the bug of accepting
+//! order), each use waiting for its own stream: a slow stream holds back what it uses and nothing else. There is one pool
 //! for all streams. It does not know what is copied where.
 //!
-//! What is kept of it is in `pinned/pool.rs`: a [`PoolState`], as of a stream's memory, and a `Backing`. A miss climbs the same ladder with fewer rungs: it
-//! learns what is complete, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
+//! Its state is in `pinned/pool.rs`: a [`PoolState`], as for a stream's memory, and a `Backing`. A miss climbs the same ladder with fewer rungs: it
+//! polls for completion, grows, and waits. It never unpins: that waits for the whole device, so only an explicit trim does.
 //! Cached and write-combined memory never share a segment.
 
 use super::backing::Backing;
@@ -32,13 +32,13 @@ use crate::units::{AllocationId, Granules, SegmentId};
 use core::cell::Cell;
 use hashbrown::HashMap;
 
-/// Pinning costs 0.3 s a GiB and a call holds other threads' launches up, so few and large segments; the request
+/// Pinning costs 0.3 s a GiB and delays other threads' launches, so segments are few and large; the request
 /// itself if it is larger, with no rounding to powers of two.
 const SEGMENT: u64 = 64 << 20;
-/// The unit that larger segments are rounded to.
+/// Larger segments are rounded up to a multiple of this.
 const MULTIPLE: u64 = 2 << 20;
 impl<D: Driver> HostPool<D> {
-    /// An allocation's bytes come back: at once if every use is complete, else when they are.
+    /// Returns an allocation's bytes to the cache: at once if every use is complete, otherwise when they are.
     pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
         let which = (ChunkId::from_index(id.chunk), id.generation);
         let mut guard = self.lock();
@@ -90,14 +90,14 @@ fn miss<D: Driver>(core: &Core<D>, want: Want, requested: u64) -> Result<Taken, 
     Miss::new(core, &core.host, (want, requested), (&core.host.in_transit, &own)).climb()
 }
 
-/// A request for pinned memory on its way up.
+/// A request for pinned memory that climbs the ladder.
 type Miss<'a, D> = Climb<'a, D, HostPool<D>>;
 
 impl<D: Driver> Rungs for Miss<'_, D> {
     const FAILS_AT_ONCE: bool = true;
     const IS_COUNTED: bool = false;
 
-    /// The request alone is above the limit.
+    /// Whether the request alone is above the limit.
     fn is_hopeless(&self) -> bool {
         let limit = self.pool.lock().backing.limit;
         limit.is_some_and(|limit| self.want.len.bytes() > limit)
@@ -138,17 +138,17 @@ impl<D: Driver> Rungs for Miss<'_, D> {
 }
 
 impl<D: Driver> Miss<'_, D> {
-    /// Looks again, in a hold of the pool's lock in which something may have arrived.
+    /// Searches again, in a hold of the pool's lock in which something may have arrived.
     fn again(&self, state: &mut PoolState) -> Option<Taken> {
         state.take(&self.want, self.requested, false)
     }
 
-    /// What is complete comes back. What cannot be asked is no completion; new memory may serve all the same.
+    /// Returns what is complete to the cache. A failed query is not completion; new memory may serve nevertheless.
     fn poll_completed(&mut self) -> Step {
         let core = self.core;
         let mut questions = QUESTIONS;
         if self.thorough {
-            // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+            // Before a request is out of memory, it has queried everything there is, whatever it may wait for.
             questions = usize::MAX;
             core.deferred_drops.sweep();
             if let Err(e) = core.registry.mark_all(&core.driver) {
@@ -161,7 +161,7 @@ impl<D: Driver> Miss<'_, D> {
                 core.host.drain_in_flight(&core.registry, state);
                 state.in_flight.oldest().collect()
             });
-        // What was drained before somebody could not be asked serves all the same.
+        // What was drained before a query failed serves nevertheless.
         let taken = self.again(&mut self.pool.lock().pool);
         match (taken, requested) {
             (None, Err(e)) => self.one_refused(None, e),
@@ -184,13 +184,13 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    /// Waits until something that was in flight fits, as long as there is patience.
+    /// Waits until something that was in flight fits, while patience is left.
     fn wait(&mut self, progress: &mut bool) -> Step {
         let core = self.core;
         let mut enough = 1;
         loop {
             let mut waiting: Vec<Pending> = core.host.lock().pool.in_flight.oldest().collect();
-            // Kept sources are pinned memory, most of them.
+            // Most kept sources are pinned memory.
             waiting.extend(core.deferred_drops.oldest());
             let told = |_| core.host.lock().pool.counters.host_waits += 1;
             let done = self.wait_for(waiting, enough, told, |_| None)?;
@@ -228,7 +228,7 @@ impl<D: Driver> Grows<D> for HostPool<D> {
     }
 }
 
-/// Unpins segments all of whose bytes are free; they are complete by the pool's rule. The driver waits for the device.
+/// Unpins segments whose bytes are all free, and therefore complete, in this pool. The driver waits for the device.
 pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let own = Cell::new(0);
     let mut trimmed = Trimmed::default();
@@ -246,7 +246,7 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     };
     assert_unlocked("host memory is unpinned");
     let mut failed = None;
-    // If the driver panics, this range and those behind it are given back by their drops.
+    // If the driver panics, the drops of this range and of those after it give them back.
     let left = Cell::new(idle.iter().map(|(_, len, ..)| len.bytes()).sum::<u64>());
     let gone = Undo::new(|| core.host.lock().backing.released(left.get()));
     for (id, len, kind, range) in idle {

@@ -1,11 +1,11 @@
-//! How a request climbs that no free range serves: rounds over the rungs, until one serves or a round shows that nothing can.
+//! How a request that no free range serves climbs the ladder: rounds over the rungs, until one serves or a round shows that none can.
 //!
-//! Other threads take and free while the rungs look, one pool after the other, so that a climb may find every pool
-//! empty though at no moment all were: the bytes were in hand, or were freed behind its back while those ahead were
-//! taken. Before it gives up, a climb waits for what is in hand and goes through the rungs once more, counting what is
-//! freed meanwhile; only a round in which nothing moved is an answer.
+//! Other threads allocate and free while the rungs look at one pool after the other, so a climb may find every pool
+//! empty though at no moment all were: the bytes were in transit, or were freed in pools that it had passed while those ahead were
+//! taken. Before it gives up, a climb waits for what is in transit and goes through the rungs once more, counting
+//! frees meanwhile; only a round in which nothing moved is an answer.
 //!
-//! It does not know what a rung does, nor which memory is asked for: [`Rungs`] of device memory are in `miss`, those of pinned memory in
+//! It does not know what a rung does, nor which memory is requested: the [`Rungs`] of device memory are in `miss`, those of pinned memory in
 //! `host`.
 
 use super::core::Core;
@@ -21,13 +21,13 @@ use core::cell::Cell;
 use core::time::Duration;
 use smallvec::SmallVec;
 
-/// The ladder is climbed so often for one request before time counts: while others make progress and patience is left, a
+/// The largest number of rounds for one request before time counts: while others make progress and patience is left, a
 /// request that loses every race for what they free goes on.
 const ROUNDS: usize = 32;
-/// The callback may ask for another try so often for one request.
+/// How many more tries the callback may request for one request.
 const CALLBACKS: usize = 3;
 
-/// A rung, as reports name it.
+/// A rung, with its name in reports.
 #[derive(Clone, Copy)]
 pub(crate) enum Rung {
     Poll,
@@ -40,7 +40,7 @@ pub(crate) enum Rung {
 }
 
 impl Rung {
-    /// What an error calls it, and its counts.
+    /// Its name in an error, and its counts.
     fn entry(self, of: &mut Ladder) -> (&'static str, &mut report::Rung) {
         match self {
             Rung::Poll => ("poll", &mut of.poll),
@@ -54,7 +54,7 @@ impl Rung {
     }
 }
 
-/// What a rung came to.
+/// The result of a rung.
 pub(crate) type Step = Result<Option<Taken>, Error>;
 
 /// Climbs a rung: returns if it serves, counts it either way.
@@ -69,14 +69,14 @@ macro_rules! rung {
 }
 pub(crate) use rung;
 
-/// One request on its way up, for memory of a pool.
+/// One request for memory of a pool that climbs the ladder.
 pub(crate) struct Climb<'a, D: Driver, P> {
     pub(crate) core: &'a Core<D>,
     pub(crate) pool: &'a P,
     pub(crate) want: Want,
     pub(crate) requested: u64,
     in_transit: &'a InTransit,
-    /// What this request had in hand and put down.
+    /// How many transits of this request have ended.
     pub(crate) own: &'a Cell<u64>,
     pub(super) tried: Vec<&'static str>,
     /// How long the host may still wait, for the device or for others.
@@ -85,46 +85,46 @@ pub(crate) struct Climb<'a, D: Driver, P> {
     begun: (Duration, Duration),
     rounds: usize,
     callbacks: usize,
-    /// How many of those that it waits for next have to be complete.
+    /// How many of the uses that it waits for next have to complete.
     pub(super) enough: usize,
-    /// The stamps of what was free when they were last listed, for rung 8 to wait for.
+    /// The stamps of free ranges when they were last listed, for rung 8 to wait for.
     pub(super) stamps: Vec<Pending>,
-    /// Whether ranges may be free whose stamps are not among them.
+    /// Whether ranges may be free whose stamps are not in that list.
     pub(super) stamps_due: bool,
-    /// How often anything had been freed when this was last asked.
+    /// The count of frees when it was last read.
     frees: u64,
-    /// The last thing the driver refused.
+    /// The driver's last refusal.
     pub(crate) refusal: Option<DriverError>,
-    /// Timelines that no wait could be inserted for, in this round.
+    /// Timelines for which no wait could be inserted in this round.
     pub(crate) refused_on: SmallVec<[TimelineId; 4]>,
-    /// Why memory was passed over that a stream holds: somebody captures on it, or it is gone.
+    /// Why memory that a stream holds was passed over: the stream captures, or is gone.
     pub(super) passed_over: Option<DriverError>,
-    /// The timelines that such answers were of, where that is known.
+    /// The timelines that these errors concern, where they are known.
     pub(super) passed_over_on: SmallVec<[(TimelineId, DriverErrorKind); 4]>,
-    /// This round decides whether there is no memory: all is looked at.
+    /// This round decides whether the request is out of memory: it looks at everything.
     pub(crate) thorough: bool,
 }
 
-/// Once over the rungs.
+/// One pass over the rungs.
 struct Round {
-    /// How many transits had ended when it began, all and the request's own.
-    landed: (u64, u64),
+    /// How many transits had ended when it began, of all requests and of this one.
+    arrived: (u64, u64),
     /// Whether something moved that may serve another round.
     progress: bool,
 }
 
-/// What a round without an answer says.
+/// What follows from a round that did not serve.
 #[derive(PartialEq, Eq)]
 enum Verdict {
-    /// Something moved, or another round is to find out whether it is true that nothing did.
+    /// Something moved, or another round has to confirm that nothing did.
     Again,
-    /// Nothing moved though everything was looked at, or the driver fails: only the user may help.
+    /// Nothing moved though everything was looked at, or the driver fails: only the user's callback may help.
     Stuck,
 }
 
 /// What the rungs of one kind of memory do.
 pub(crate) trait Rungs {
-    /// Whether what the driver refuses for other reasons than memory is told even if something moved.
+    /// Whether a driver error other than out of memory is returned even if something moved.
     const FAILS_AT_ONCE: bool;
     /// Whether reports count these rungs.
     const IS_COUNTED: bool;
@@ -132,11 +132,11 @@ pub(crate) trait Rungs {
     fn is_hopeless(&self) -> bool {
         false
     }
-    /// All rungs but the callback, in their order. Says whether something moved.
+    /// Climbs all rungs but the callback, in their order. Sets `progress` if something moved.
     fn climb_once(&mut self, progress: &mut bool) -> Step;
-    /// How often anything was freed so far.
+    /// How many frees there were so far.
     fn frees(&self) -> u64;
-    /// What an error tells.
+    /// What an error reports.
     fn facts(&self) -> OutOfMemory;
 }
 
@@ -172,7 +172,7 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         }
     }
 
-    /// What this timeline holds is passed over, for such a reason; the timeline may not be known.
+    /// Notes that what this timeline holds was passed over, and why; the timeline may be unknown.
     pub(super) fn pass_over(&mut self, on: Option<TimelineId>, why: DriverError) {
         if let Some(on) = on {
             self.passed_over_on.retain(|of| of.0 != on);
@@ -181,14 +181,14 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         self.passed_over = Some(why);
     }
 
-    /// A failed driver call on a rung: a lost context ends the climb, anything else is remembered and the next rung is
+    /// A failed driver call on a rung: a lost context ends the climb; any other error is noted and the next rung is
     /// tried. The rung has put everything back.
     pub(crate) fn refused(&mut self, error: DriverError) -> Step {
         if error.is_context_lost() {
             return Err(Error::Driver(error));
         }
         if error.kind == DriverErrorKind::Capturing {
-            // It says nothing of memory, and is told beside it.
+            // It says nothing about memory, and is reported beside it.
             self.pass_over(None, error);
         } else {
             self.refusal = Some(error);
@@ -196,8 +196,8 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         Ok(None)
     }
 
-    /// A failed driver call for what one stream holds, of a timeline that may be known. Where it says that the stream captures or is gone,
-    /// others' memory is to be had all the same; that is told if there is none.
+    /// A failed driver call about what one stream holds; its timeline may be known. If the error says that the stream captures or is gone,
+    /// other streams' memory may still serve, and the error is reported only if none does.
     pub(crate) fn one_refused(&mut self, on: Option<TimelineId>, error: DriverError) -> Step {
         if error.is_of_one_stream() && !error.is_context_lost() {
             self.pass_over(on, error);
@@ -206,9 +206,9 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         self.refused(error)
     }
 
-    /// Waits, as long as there is patience, until `enough` of these are complete that the host may wait for
-    /// ([`Waitable`](super::bounded::Waitable)); how many are. `first` hears of each before it is first waited for. What a capturing stream holds, or
-    /// what no marker can be made for, nobody can wait for: then for what `before` says in its place, and for the others.
+    /// Waits, while there is patience, until `enough` of these are complete, of those that the host may wait for
+    /// ([`Waitable`](super::bounded::Waitable)); returns how many are. `first` is called with each before the first wait for it. What a capturing
+    /// stream holds, or what no marker can be made for, cannot be waited for: then it waits for what `before` returns instead, and for the others.
     ///
     /// # Errors
     /// That the context is lost.
@@ -234,7 +234,7 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         done
     }
 
-    /// Takes bytes up: until the hand is dropped, a request that finds nothing waits for them instead of failing.
+    /// Begins a transit: until the guard is dropped, a request that finds nothing waits for these bytes instead of failing.
     pub(crate) fn transit(&self) -> TransitGuard<'a> {
         self.in_transit.take(self.own)
     }
@@ -247,12 +247,13 @@ where
     /// Climbs until a rung serves or nothing is left to try.
     ///
     /// # Errors
-    /// Out of memory with its facts; but a driver that refused for another reason than memory is told as it is. A capture is told
-    /// beside what is out of memory, so that whoever looks for that finds it.
+    /// Out of memory with its facts; but a driver error other than out of memory is returned as it is. A capture is reported
+    /// inside the out-of-memory error, so that callers that match that error find it.
     pub(crate) fn climb(&mut self) -> Result<Taken, Error> {
         loop {
             if !self.is_hopeless() {
-                let mut round = Round { landed: (self.in_transit.landed(), self.own.get()), progress: false };
+                let mut round =
+                    Round { arrived: (self.in_transit.arrived(), self.own.get()), progress: false };
                 if let Some(taken) = self.climb_once(&mut round.progress)? {
                     return Ok(taken);
                 }
@@ -264,7 +265,7 @@ where
                 break;
             }
             self.callbacks += 1;
-            // What stood in the way may not any more.
+            // The obstacle may be gone now.
             self.passed_over = None;
             self.passed_over_on.clear();
         }
@@ -273,25 +274,26 @@ where
     }
 
     fn verdict(&mut self, mut round: Round) -> Verdict {
-        let (in_transit, before, own) = (self.in_transit, round.landed.0, self.own.get() - round.landed.1);
-        let mut moved = self.patience.spend(process_time, |left| in_transit.others_landed(before, own, left));
+        let (in_transit, before, own) = (self.in_transit, round.arrived.0, self.own.get() - round.arrived.1);
+        let mut moved =
+            self.patience.spend(process_time, |left| in_transit.others_arrived(before, own, left));
         moved |= self.thorough && self.others_freed();
-        // What was in hand when rung 8 looked, or was live, is free by now: with a stamp that nobody waited for.
+        // What was in transit or live when rung 8 looked may be free by now, with a stamp that it did not wait for.
         self.stamps_due |= moved;
         round.progress |= moved;
-        // Who loses every race has to end too.
+        // A request that loses every race must end too.
         let (start, whole) = self.begun;
         round.progress &= self.rounds < ROUNDS || process_time().saturating_sub(start) < whole;
         self.rounds += 1;
-        // A driver that fails for other reasons than memory is told at once.
+        // A driver error other than out of memory is returned at once.
         let failing = self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory());
-        // A round that found nothing: the next one finds out whether that is the truth.
+        // A round that found nothing: the next one confirms it.
         self.thorough = !self.thorough && !round.progress && !failing;
         let again = self.thorough || round.progress && !(failing && Self::FAILS_AT_ONCE);
         if again { Verdict::Again } else { Verdict::Stuck }
     }
 
-    /// A rung was climbed. A miss is served once: behind another try that the callback asked for, by the callback.
+    /// Counts a climbed rung. A miss is served once: if the callback requested another try, by the callback.
     pub(super) fn count(&mut self, rung: Rung, served: bool) {
         let mut uncounted = Ladder::default();
         let mut guard = Self::IS_COUNTED.then(|| self.core.ladder.lock());
@@ -306,7 +308,7 @@ where
         }
     }
 
-    /// Whether anything was freed since this was last asked.
+    /// Whether anything was freed since the last call.
     pub(super) fn others_freed(&mut self) -> bool {
         let now = self.frees();
         core::mem::replace(&mut self.frees, now) != now

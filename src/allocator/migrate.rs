@@ -1,8 +1,8 @@
 //! Rungs 2 and 4: memory of another pool, or of the own pool in flight, moves to the pool that misses.
 //!
 //! Migration moves the range: it is cut from A and enters B, and from then on it is B's, stamps and all (law O5), a hit for
-//! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Facts are checked before
-//! the entry's stamp is loaded. Whatever fails puts the range back exactly as it was.
+//! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Ordering facts are checked before
+//! the entry's stamp is loaded. Any failure puts the range back exactly as it was.
 
 use super::bounded::Waitable;
 use super::config::Reuse;
@@ -28,7 +28,7 @@ use core::cell::RefCell;
 use hashbrown::HashSet;
 use std::rc::Rc;
 
-/// A migration takes at least this much, or the whole chunk if that is less: the next requests are then hits.
+/// A migration takes at least this much, or the whole chunk if that is less, so that the next requests are hits.
 const MIGRATE_LARGE: Granules = Granules((2 << 20) / 512);
 const MIGRATE_SMALL: Granules = Granules((256 << 10) / 512);
 /// How many free chunks of a pool are looked at.
@@ -49,16 +49,16 @@ enum LookAt {
     Both,
 }
 
-/// A range on its way to the pool that misses.
-struct Guest {
+/// A range that is migrating to the pool that misses.
+struct Migrating {
     range: Range,
-    /// What it waits for, its former home's stamp last.
+    /// The uses that it waits for, the stamp of the pool it comes from last.
     pending: PendingSet,
 }
 
 impl<'a, D: Driver> Miss<'a, D> {
-    /// Rung 2: a free range of another pool that is complete, or that this stream is ordered after already.
-    /// Small requests leave large ranges alone as long as the pool may grow.
+    /// Rung 2: a free range of another pool that is complete, or that this stream is already ordered after.
+    /// Small requests leave large segments alone as long as the pool may grow.
     pub(crate) fn migrate(&mut self) -> Option<Taken> {
         self.migrate_of(self.kinds())
     }
@@ -67,19 +67,19 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
     }
 
-    /// Rung 2, once growth was refused: a small request takes large segments' space too.
+    /// Rung 2, after growth was refused: a small request takes large segments' space too.
     pub(crate) fn migrate_across(&mut self) -> Option<Taken> {
         if self.want.kind == Kind::Small { self.migrate_of(&Kind::ALL[1..]) } else { None }
     }
 
-    /// Whether another pool may give at all. Where pools keep what they took, only those may whose streams are gone: without them a program
-    /// whose streams come and go takes ever more.
+    /// Whether any other pool may be a source. If pools keep what they acquired (`Reuse::Never`), only those whose streams are gone may: without
+    /// them a program whose streams come and go would acquire ever more.
     pub(crate) fn has_sources(&self) -> bool {
         self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
     }
 
     fn migrate_of(&mut self, kinds: &[Kind]) -> Option<Taken> {
-        // Our clock as it was before we look: what was ordered then still is.
+        // Our clock as it was before the search: what was ordered then still is.
         let clock = self.pool.timeline.clock();
         if self.core.config.reuse == Reuse::Never {
             let gone: Vec<u32> = self.core.gone.lock().iter().copied().collect();
@@ -89,7 +89,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         let Candidates { mut first, more, in_order, to_ask } =
             self.core.sources.of(kinds, self.want.len.0, self.pool.timeline.id, &clock);
-        // Each climb begins with others, because it does not ask about all of them.
+        // Each climb starts at other pools, because it does not query all of them.
         if first.len() > QUESTIONS {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % first.len();
             first.rotate_left(from);
@@ -115,12 +115,12 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         let handed = in_order.into_iter().find_map(|number| migrate(number, &mut questions));
         let handed = handed.or_else(|| to_ask.into_iter().find_map(|number| migrate(number, &mut asked)));
-        // Another thread may have news of a pool in hand that stands aside: before there is said to be no memory, all are looked at.
+        // Another thread may have taken the news of a pool that stands aside. Before a request is out of memory, it looks at all.
         let all = || if thorough { core.sources.all_of(len) } else { Vec::new() };
         handed.or_else(|| all().into_iter().find_map(|number| migrate(number, &mut asked)))
     }
 
-    /// Takes a range of this pool over, if one serves; the pool is asked about while there are `questions`.
+    /// Migrates a range of this pool if one serves; the pool's timeline is queried while there are `questions`.
     fn migrate_from(
         &mut self,
         from: &Pool<D>,
@@ -138,18 +138,18 @@ impl<'a, D: Driver> Miss<'a, D> {
         };
         let (cut, _transit) = self.cut_free(from, kinds, accept)?;
         let stamp = Pending { on: from.timeline.id, epoch: cut.stamp };
-        let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
-        Some(self.admit(from, &guest))
+        let migrating = Migrating { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+        Some(self.admit(from, &migrating))
     }
 
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
-    /// in flight first: they stay at home.
+    /// in flight come first: they stay in their pool.
     pub(crate) fn migrate_with_wait(&mut self) -> Step {
         if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
             return Ok(None);
         }
         let waitable = self.core.registry.waitable(&self.core.driver);
-        // What a range waits for may not be to be waited for at the moment: another range, or another pool's memory, may.
+        // What one range waits for may be impossible to wait for at the moment; another range, or another pool's memory, may do.
         while let Some((entry, _transit)) = self.take_in_flight(self.pool, &waitable) {
             let step = self.own_in_flight(&entry)?;
             if step.is_some() {
@@ -157,7 +157,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             }
         }
         for (from, look_at) in self.others() {
-            // Nobody is made to wait for an independent stream: also its ranges in flight wait for their home last.
+            // No stream is made to wait for an independent one. Ranges in flight of an independent stream's pool are left too: they end with its stamp.
             if !waitable.by_streams(from.timeline.id) {
                 continue;
             }
@@ -170,17 +170,17 @@ impl<'a, D: Driver> Miss<'a, D> {
             });
             if let Some((cut, _transit)) = found.flatten() {
                 let stamp = Pending { on: from.timeline.id, epoch: cut.stamp };
-                let guest = Guest { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
+                let migrating = Migrating { range: Range::from(&cut), pending: smallvec::smallvec![stamp] };
                 let core = self.core;
                 let put_back = Undo::new(|| put_back_free(core, &from, &cut));
-                if let Err(e) = self.wait_for_all(&guest.pending) {
+                if let Err(e) = self.wait_for_all(&migrating.pending) {
                     drop(put_back);
-                    // Its stream cannot be marked now; another one's memory may serve.
+                    // Its stream cannot be marked now; another pool's memory may serve.
                     self.unordered(e)?;
                     continue;
                 }
                 put_back.forget();
-                return Ok(Some(self.admit(&from, &guest)));
+                return Ok(Some(self.admit(&from, &migrating)));
             }
             while look_at != LookAt::Free
                 && let Some((entry, _transit)) = self.take_in_flight(&from, &waitable)
@@ -194,9 +194,9 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Rung 4 before rung 3, where no event is asked (`Config::deterministic`) and the own pool has as many bytes in flight as it ever had
-    /// live: its stream waits on the device for the older half of them, which comes back whole. Without this only a wait of the host's
-    /// would tell that anything is over, and a program that never makes one would grow by all that other streams use.
+    /// Rung 4 before rung 3, where events are not queried (`Config::deterministic`) and the own pool has as many bytes in flight as it ever had
+    /// live: its stream waits on the device for the older half of them, which returns to the free state whole. Without this only a wait of the host
+    /// would show that anything is complete, and a program that never makes one would grow by everything that other streams use.
     pub(crate) fn order_older_half(&mut self) -> Step {
         if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
             return Ok(None);
@@ -213,7 +213,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
             };
             let Err(e) = self.wait_for_all(&ends) else { break };
-            // Who was refused is passed over from here on, and what was ordered before stays so: the older half of the rest.
+            // Timelines that were refused are passed over from here on, and what was ordered before stays ordered: the older half of the rest.
             self.unordered(e)?;
         }
         let mut state = self.pool.lock();
@@ -222,10 +222,10 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(if any { self.search_in(&mut state, true) } else { None })
     }
 
-    /// Every pool of the allocator but our own, and what to look at. Of many first some that have enough free memory, and only for that:
-    /// others, while those that were looked at turn out to have less than they seemed to. And then all that may have enough, free or in flight,
-    /// and nobody else: a program that grows to its live bytes and no further would come by thousands that have nothing for each growth. What
-    /// was looked at is not looked at again, so that a round costs each pool one look of a kind, whoever cannot be waited for.
+    /// Every pool of the allocator except our own, and what to look at in it. If there are many, first some that have enough free memory, and only
+    /// that; more of them as long as those turn out to have less than their bounds. Then all that may have enough, free or in flight,
+    /// and no others: a program that grows to its live bytes and no further would otherwise pass thousands of pools that have nothing for each
+    /// growth. Nothing is looked at twice, so a round costs each pool one look of a kind, whichever streams cannot be waited for.
     fn others(&self) -> impl Iterator<Item = (Arc<Pool<D>>, LookAt)> + use<'a, D> {
         let (core, own, len) = (self.core, self.pool.number, self.want.len.0);
         let many = core.pools.lock().len() > core.sources.few;
@@ -247,33 +247,33 @@ impl<'a, D: Driver> Miss<'a, D> {
         first.map(|pool| (pool, LookAt::Free)).chain(all).filter(move |(pool, _)| pool.number != own)
     }
 
-    /// Whether its bounds are high enough.
+    /// Whether its bounds on the longest free ranges are high enough.
     fn may_have(&self, from: &Pool<D>, kinds: &[Kind]) -> bool {
         kinds.iter().any(|&kind| from.longest_hint(kind) >= self.want.len.0)
     }
 
-    /// What a range must have to hold the request wherever it begins: an aligned one may have to skip a front.
+    /// The length with which a range holds the request wherever it begins: an aligned one may have to skip the front.
     fn needed(&self) -> Granules {
         Granules(self.want.len.0.saturating_add(self.want.align.0.saturating_sub(1)))
     }
 
-    /// How much of a range of `len` moves: enough for the next requests too.
+    /// How much of a range of `len` migrates: enough for the next requests too.
     fn portion(&self, len: Granules) -> Granules {
         let least = if self.want.kind == Kind::Small { MIGRATE_SMALL } else { MIGRATE_LARGE };
         self.needed().max(least).min(len)
     }
 
-    /// Asks whether markers of a pool's stream that were published are complete, if the pool may hold enough at all.
+    /// Queries the published markers of a pool's stream, if a query is still allowed.
     fn learn_of(&mut self, from: &Pool<D>, questions: &mut usize) {
         if self.core.config.deterministic || *questions == 0 {
             return;
         }
         match self.core.registry.poll_completed(&self.core.driver, &from.timeline) {
             Ok(news) => *questions -= usize::from(news == Some(false)),
-            // An error is no completion: the range is not accepted then, and the next rung meets the error.
+            // An error is not completion: the range is not accepted then, and the next rung meets the error.
             Err(e) => {
                 *questions -= 1;
-                // Of a context that is lost the next rung hears.
+                // A lost context is reported by the next rung.
                 let _ = self.one_refused(Some(from.timeline.id), e);
             }
         }
@@ -315,36 +315,36 @@ impl<'a, D: Driver> Miss<'a, D> {
         Some((cut, self.transit()))
     }
 
-    /// How many free ranges of a pool are looked at: all, by who is about to say that there is no memory.
+    /// How many free ranges of a pool are looked at: all, before a request is out of memory.
     fn steps(&self, state: &PoolState, kind: Kind) -> usize {
         if self.thorough { usize::MAX } else { state.steps(kind, STEPS) }
     }
 
-    /// The guest enters our pool and serves us, in one hold of the lock.
-    fn admit(&mut self, from: &Pool<D>, guest: &Guest) -> Taken {
+    /// The range enters our pool and serves the request, in one hold of the lock.
+    fn admit(&mut self, from: &Pool<D>, migrating: &Migrating) -> Taken {
         let mut guard = self.pool.lock();
         let state = &mut *guard;
-        let entered = self.pool.enter(state, &guest.range, &guest.pending);
+        let entered = self.pool.enter(state, &migrating.range, &migrating.pending);
         let Some(chunk) = entered else { panic!("closing: {:?} takes a migration while closed", self.pool) };
         let taken = state
             .take_brought(&self.want, self.requested, chunk)
             .expect("a migration holds at least the request");
         state.counters.migrations_in += 1;
-        self.core.moving.fetch_sub(guest.range.len.bytes(), Ordering::Relaxed);
+        self.core.moving.fetch_sub(migrating.range.len.bytes(), Ordering::Relaxed);
         if self.core.is_recording() {
             self.core.record(Event::Migrate {
-                addr: guest.range.base.offset(guest.range.offset),
-                bytes: guest.range.len.bytes(),
+                addr: migrating.range.base.offset(migrating.range.offset),
+                bytes: migrating.range.len.bytes(),
                 from: from.timeline.info.id,
                 to: self.pool.timeline.info.id,
             });
         }
-        // Only now: others take from what is left of the guest, and their events come after the migration's.
+        // Only now: others may take what is left of the range, and their events must follow the migration's.
         drop(guard);
         taken
     }
 
-    /// Takes a range in flight off a pool's index: nobody else can find it until it is put back. Ranges that
+    /// Takes a range in flight out of a pool's index: no other thread can find it until it is put back. Ranges that
     /// independent streams still use are left alone.
     fn take_in_flight(
         &self,
@@ -364,7 +364,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 && entry.uses.iter().all(|&p| orderable(p))
                 && (at_home || orderable(home))
         };
-        // Of those that hold an aligned request only where they lie there may be many that do not: then one that holds it anywhere.
+        // Of the ranges that are long enough, many may not hold an aligned request where they lie: then one that holds it anywhere.
         let found = state.in_flight.take_at_least(self.want.len, steps, fits);
         let mut again = || state.in_flight.take_at_least(self.needed(), steps, fits);
         let entry = found.or_else(|| if self.want.align > Granules(1) { again() } else { None });
@@ -393,7 +393,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.pool.publish_longest(state, given.kind, given.free_len);
         self.pool.entered(state, given.kind);
         let taken = self.search_in(state, true);
-        // It may lie behind more near misses than a search comes by.
+        // It may lie behind more near misses than a search looks at.
         let exact = self.core.config.exact_fit;
         Ok(taken.or_else(|| {
             if exact { None } else { state.take_brought(&self.want, self.requested, given.free) }
@@ -430,12 +430,12 @@ impl<'a, D: Driver> Miss<'a, D> {
             cut
         };
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
-        let guest = Guest { range: Range::from(&cut), pending };
-        Ok(Some(self.admit(from, &guest)))
+        let migrating = Migrating { range: Range::from(&cut), pending };
+        Ok(Some(self.admit(from, &migrating)))
     }
 
-    /// A wait that could not be inserted; the range was put back. That nobody can mark its stream here is no refusal of memory: the
-    /// next rung is tried. That it captures, or is gone, is said if nothing else serves.
+    /// A wait could not be inserted, and the range was put back. If its stream cannot be marked on this thread, that is not a refusal of memory: the
+    /// next rung is tried. If the stream captures, or is gone, that is reported if nothing else serves.
     fn unordered(&mut self, error: DriverError) -> Step {
         if error.kind == DriverErrorKind::NotSupported {
             return Ok(None);
@@ -443,7 +443,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.one_refused(self.refused_on.last().copied(), error)
     }
 
-    /// Inserts the waits that are missing. Any failure leaves the range to be put back; what was waited for stays known.
+    /// Inserts the waits that are missing. On any failure the caller puts the range back; the waits that were made stay known.
     fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;

@@ -1,18 +1,18 @@
 //! What happens when no cached chunk fits: the rungs of device memory, one a line.
 //!
-//! No lock is held over a driver call, no thread holds two pool locks. A rung either serves, or makes progress, or is not
-//! climbed again. How often the ladder is climbed is `ladder`'s; the mechanics of the rungs are in `migrate`, `grow` and `trim`; this file
+//! No lock is held over a driver call, and no thread holds two pool locks. A rung either serves, or makes progress, or is not
+//! climbed again. `ladder` decides how often the ladder is climbed; the mechanics of the rungs are in `migrate`, `grow` and `trim`; this file
 //! decides their order.
 //!
 //! ```text
 //! latency                                      footprint
 //! 1 poll, drain, drop kept values, look again  1 the same
-//! 2 migrate what is complete or ordered           2 the same
-//!   where no event is asked and as much is in    the same
-//!   flight as was ever live: 4, own ranges
+//! 2 migrate what is complete or ordered        2 the same
+//!   without queries, if as much is in flight     the same
+//!   as was ever live: 4, own ranges
 //! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
-//! 4 migrate behind an inserted wait               4 the same
+//! 4 migrate behind an inserted wait            4 the same
 //! 5 (move handles: needs virtual memory)       5 (the same)
 //! 6 -                                          6 grow within the limit
 //! 7 give idle segments back, grow again        7 the same, both only where a free waits for nothing
@@ -36,11 +36,11 @@ use crate::trace::Event;
 use core::cell::Cell;
 
 crate::sync::per_thread! {
-    /// Inside the callback a miss does not call it again: only there to make nested misses end.
+    /// Whether this thread is inside the callback. A miss there does not call it again, so that nested misses end.
     static IN_HOOK: Cell<bool> = Cell::new(false);
 }
 
-/// A request for device memory on its way up.
+/// A request for device memory that climbs the ladder.
 pub(crate) type Miss<'a, D> = Climb<'a, D, Pool<D>>;
 
 impl<D: Driver> Core<D> {
@@ -60,7 +60,7 @@ impl<D: Driver> Core<D> {
         let own = Cell::new(0);
         let served = Miss::new(self, pool, (want, requested), (&self.in_transit, &own)).serve();
         if served.is_ok() && pool.lock().counters.migrations_in != migrates {
-            // Another pool's memory is live here now, beside what is live there.
+            // The receiver's live bytes now include another pool's memory, beside what is live in that pool.
             self.cut_peaks_when_due();
         }
         if served.is_err() && self.is_recording() {
@@ -69,7 +69,7 @@ impl<D: Driver> Core<D> {
         served
     }
 
-    /// Asks the user's callback, with no lock held, whether to try again; `None` without one, or inside it. A panic in it
+    /// Calls the user's callback, with no lock held, and returns whether to try again; `None` without a callback, or inside it. A panic in it
     /// passes through: nothing is held and nothing was taken.
     pub(crate) fn ask_user(&self, facts: impl FnOnce() -> OutOfMemory) -> Option<bool> {
         struct Inside;
@@ -92,8 +92,8 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     const FAILS_AT_ONCE: bool = false;
     const IS_COUNTED: bool = true;
 
-    /// The request alone is above the limit or the device. Not with what an alignment may skip: where a free range begins at a
-    /// multiple, nothing is skipped.
+    /// Whether the request alone is above the limit or the device's memory. Bytes that an alignment may skip do not count: a free range may begin
+    /// at a multiple, and then nothing is skipped.
     fn is_hopeless(&self) -> bool {
         let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX);
         self.want.len.bytes() > limit.min(self.core.capacity)
@@ -149,7 +149,7 @@ impl<D: Driver> Miss<'_, D> {
         if !self.core.registry.alive() {
             return Err(lost());
         }
-        // What lies free in small segments is cached for a large request too, though a hit does not look there: with no driver call.
+        // Free ranges in small segments are cached for a large request too, though a hit does not look there; no driver call is needed.
         if self.want.kind == Kind::Large
             && self.pool.longest_hint(Kind::Small) >= self.want.len.0
             && !self.is_hopeless()
@@ -158,25 +158,25 @@ impl<D: Driver> Miss<'_, D> {
             self.count(Rung::Poll, true);
             return Ok(taken);
         }
-        // Markers that fell due come before our own operation (O9).
+        // Due markers come before our own operation (O9).
         self.core.registry.run_maintenance(&self.core.driver);
         self.core.deferred_drops.run();
         self.climb()
     }
 
-    /// Looks again in the own pool. A large request may take small segments' space before the pool grows; a small one
-    /// may not take large segments' space: a small segment costs 2 MiB once, while crumbs in large ones would send every
-    /// later small request here too (93 % of them on the recorded token generation) and pin ranges for ever.
+    /// Searches the own pool again. A large request may take small segments' space before the pool grows; a small one
+    /// may not take large segments' space: a small segment costs 2 MiB once, while small pieces of large ones would send every
+    /// later small request here too (93 % of them on the recorded token generation) and occupy large ranges forever.
     pub(crate) fn again(&mut self) -> Option<Taken> {
         self.search(self.want.kind == Kind::Large)
     }
 
-    /// Looks again, in the other kind's space too if the caller says so.
+    /// Searches again, in the other kind's space too if `across`.
     fn search(&mut self, across: bool) -> Option<Taken> {
         self.search_in(&mut self.pool.lock(), across)
     }
 
-    /// The same, in a hold of the pool's lock in which something arrived: nobody else can take it first.
+    /// The same, in a hold of the pool's lock in which something arrived: no other thread can take it first.
     pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
         let exact = self.core.config.exact_fit;
         let taken = match state.take(&self.want, self.requested, exact) {
@@ -192,7 +192,7 @@ impl<D: Driver> Miss<'_, D> {
         taken
     }
 
-    /// Whoever is about to say that there is no memory has looked at all that is free, behind any number of near misses.
+    /// Before a request is out of memory, it looks at every free range, behind any number of near misses.
     fn search_all(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
         let own = self.want.kind;
         let kinds = [own, own.other()].into_iter().take(if across { 2 } else { 1 });
@@ -202,13 +202,13 @@ impl<D: Driver> Miss<'_, D> {
         state.take_brought(&self.want, self.requested, found.chunk)
     }
 
-    /// Rung 1: learn what is complete, drain what is over.
+    /// Rung 1: learns what is complete, drains what is over.
     fn poll_completed(&mut self) -> Step {
         if self.thorough {
-            // An owner may hold memory of the device's, or of ours.
+            // A kept value may own memory of the device, or of this allocator.
             self.core.deferred_drops.sweep();
         }
-        // What frees meanwhile, or the other kind, may serve without asking the driver.
+        // What was freed meanwhile, or the other kind, may serve without a driver call.
         if let Some(handed) = self.again() {
             return Ok(Some(handed));
         }
@@ -216,7 +216,7 @@ impl<D: Driver> Miss<'_, D> {
         let asks = !core.config.deterministic;
         let mut any = false;
         let requested = if self.thorough {
-            // Whoever is about to say that there is no memory has asked about all that there is, whoever may be waited for.
+            // Before a request is out of memory, it has queried everything there is, whatever it may wait for.
             core.registry.drain_to_end(&core.driver, asks, usize::MAX, || {
                 any |= self.drain_all();
                 self.pending(true)
@@ -233,21 +233,21 @@ impl<D: Driver> Miss<'_, D> {
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: the device is given time to finish, at most its [`Patience`](super::waiting::Patience) in all, where a request may wait for it at all
-    /// ([`Waitable`](super::bounded::Waitable)); what is over is drained everywhere, and values that were kept for it are dropped. Other
-    /// pools' bytes count: one of them may be what we need, and so may be what an owner holds.
+    /// Rung 8: gives the device time to finish, at most its [`Patience`](super::waiting::Patience) in all, where a request may wait for it at all
+    /// ([`Waitable`](super::bounded::Waitable)); drains what is over in every pool, and drops values that were kept for it. Other
+    /// pools' bytes count: one of them may be what the request needs, and so may be what a kept value owns.
     ///
-    /// Each marker made is one more to wait for, so the stamps of what is free are waited for once, and again only when
-    /// more became free since: ranges in flight came back, others freed or put down what they had in hand. Otherwise
-    /// every wait would look like progress, the ladder be climbed in vain up to its bound, and the callback never be
-    /// asked.
+    /// Each marker made is one more to wait for. So the stamps of what is free are waited for once, and again only when
+    /// more became free since: ranges in flight came back, others freed something, or their transits ended. Otherwise
+    /// every wait would look like progress, the ladder would be climbed in vain up to its bound, and the callback would never be
+    /// called.
     fn wait(&mut self, progress: &mut bool) -> Step {
         let core = self.core;
         self.stamps_due |= self.others_freed();
         if self.patience.is_over() {
             return Ok(None);
         }
-        // What is over already comes back first, of pools too whose streams nobody allocates on: nothing else drains them.
+        // What is over already comes back first, also in pools on whose streams nothing allocates: nothing else drains them.
         // Its new stamps are older than the markers made next.
         *progress |= core.deferred_drops.drop_all_known();
         *progress |= self.drain_all();
@@ -271,12 +271,12 @@ impl<D: Driver> Miss<'_, D> {
                 core.record(Event::HostWait { stream });
             }
         };
-        // The first that is over may serve; if it does not, twice as many are waited for the next time.
+        // The first that completes may serve; if it does not, twice as many are waited for the next time.
         let enough = self.enough;
         self.enough *= 2;
         let done = self.wait_for(batch, enough, told, |p| covered_before(core, p))?;
         *progress |= done > 0;
-        // Another thread may have waited for it and not have drained yet.
+        // Another thread may have waited for it and not have drained it yet.
         *progress |= {
             let seen = core.registry.seen();
             in_flight.into_iter().any(|p| seen.is_complete(p))
@@ -286,7 +286,7 @@ impl<D: Driver> Miss<'_, D> {
         if *progress { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// What ranges in flight wait for next, in all pools; and the stamps of what is free, if asked for. In order, each once.
+    /// The uses that ranges in flight wait for next, in all pools; and the stamps of free ranges, if `stamps`. Sorted, each once.
     fn pending(&self, stamps: bool) -> Vec<Pending> {
         let mut pending = Vec::new();
         for pool in self.core.pool_list() {
@@ -294,7 +294,7 @@ impl<D: Driver> Miss<'_, D> {
             pending.extend(state.in_flight.oldest());
             if stamps && state.heap.stats().free > 0 {
                 let timeline = &pool.timeline;
-                // Of a stream that cannot be marked here, what its markers cover.
+                // If the stream cannot be marked on this thread, up to what its markers cover.
                 let epoch = if timeline.is_named_only() { timeline.covered() } else { timeline.marked() };
                 pending.push(Pending { on: timeline.id, epoch });
             }
@@ -304,7 +304,7 @@ impl<D: Driver> Miss<'_, D> {
         pending
     }
 
-    /// Ranges in flight whose uses are over come back in every pool, with stamps that rung 8 has to wait for.
+    /// Drains ranges in flight whose uses are over, in every pool; their new stamps are for rung 8 to wait for.
     fn drain_all(&mut self) -> bool {
         let mut any = false;
         for pool in self.core.pool_list() {
@@ -315,7 +315,7 @@ impl<D: Driver> Miss<'_, D> {
     }
 }
 
-/// A stream that cannot be marked now may have been marked before.
+/// An earlier use on the same stream, for a stream that cannot be marked now: what its published markers cover.
 fn covered_before<D: Driver>(core: &Core<D>, pending: Pending) -> Option<Pending> {
     let before = Pending { on: pending.on, epoch: core.registry.timeline(pending.on)?.covered() };
     (before.epoch < pending.epoch && !core.registry.all_complete(&[before])).then_some(before)

@@ -1,10 +1,9 @@
-//! The meeting floor: the only place where bookkeeping and device meet.
+//! The allocator: pools, the miss ladder, the device's timelines and pinned memory. Only here do records and device meet.
 //!
-//! An [`Allocator`] hands out device memory in stream order from one pool a stream. Its rooms: `fast` (a hit and a free), `pool`,
-//! `miss` (the ladder when nothing cached fits) with `migrate`, `grow` and `trim`, `registry` (the device's timelines),
-//! `host` (pinned memory), `core` (what the handles have in common). Locks and their ranks are in
-//! [`sync::Rank`](crate::sync::Rank): no two pool locks at once, no driver call and no user code under any but a grower's
-//! turn.
+//! An [`Allocator`] serves device memory in stream order, from one pool for each stream. Its modules: `fast` (a hit and a free), `pool`,
+//! `miss` (the ladder when no cached chunk fits) with `migrate`, `grow` and `trim`, `registry` (the device's timelines),
+//! `host` (pinned memory), `core` (what all handles share). Locks and their ranks are in [`sync::Rank`](crate::sync::Rank): no thread
+//! holds two pool locks, and neither the driver nor user code is called under any lock but a grower's or a trimmer's turn.
 //!
 //! It does not know types, copies, kernels or frameworks.
 
@@ -75,7 +74,7 @@ use core::{Core, Owner};
 use pool::{Pool, Watch};
 use undo::Undo;
 
-/// The largest alignment that can be asked for, in bytes.
+/// The largest alignment that can be requested, in bytes.
 const MOST_ALIGNMENT: u64 = 1 << 30;
 
 /// A stream-ordered caching allocator on one device. Cheap to clone; `Send` and `Sync`.
@@ -97,10 +96,11 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 /// # Ok(()) }
 /// ```
 ///
-/// It ends when it and all its streams are dropped: what is kept for copies, and pinned memory that nobody has, is waited for and given back by the drop of
-/// the last of them, device memory too unless an [`Allocation`] lives, which gives it back when it goes. That drop waits by markers; where a stream's cannot be made
-/// or waited for, as of one that ended unmarked, it waits as [`Allocator::synchronize_beside_captures`] does, whether captures are expected or not, and other threads'
-/// launches stand meanwhile. Where queued work waits for what another thread has yet to launch (collectives), wait for it before the last handle goes.
+/// It ends when it and all its streams are dropped. The drop of the last of them waits for deferred drops and for idle pinned memory, and gives
+/// both back; device memory too, unless an [`Allocation`] is live: the drop of the last allocation then gives it back. That drop waits by
+/// markers. Where a stream's marker cannot be made or waited for, as for a stream that ended unmarked, it waits as
+/// [`Allocator::synchronize_beside_captures`] does, whether captures are expected or not, and other threads' launches are blocked meanwhile.
+/// If queued work waits for work that another thread has yet to launch (collectives), wait for it before dropping the last handle.
 pub struct Allocator<D: Driver> {
     owner: Owner<D>,
 }
@@ -111,11 +111,11 @@ impl<D: Driver> Clone for Allocator<D> {
     }
 }
 
-/// Which memory a trim looks at.
+/// Which memory a trim examines.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Trim<'a, D: Driver> {
-    /// Every pool's, and pinned host memory.
+    /// Every pool, and pinned host memory.
     All,
     /// Segments that lie wholly in this stream's pool.
     Stream(&'a Stream<D>),
@@ -125,23 +125,23 @@ pub enum Trim<'a, D: Driver> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Live {
-    /// Which allocation.
+    /// Its identity.
     pub id: AllocationId,
-    /// Its name, if it was given one.
+    /// Its name, if it has one.
     pub name: Option<Arc<str>>,
     /// First byte.
     pub addr: Addr,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// The stream it was allocated on; none for pinned host memory.
+    /// The stream it was allocated on; `None` for pinned host memory.
     pub stream: Option<StreamId>,
 }
 
 impl<D: Driver> Allocator<D> {
-    /// An allocator on the driver's device. Takes nothing from the device yet.
+    /// An allocator on the driver's device. It allocates no device memory yet.
     ///
     /// # Errors
-    /// The driver's; a limit that is no fraction; a context that was lost.
+    /// The driver's; a limit that is not a fraction; a lost context.
     pub fn new(driver: D, config: Config) -> Result<Allocator<D>, Error> {
         Ok(Allocator { owner: Owner::new(Core::new(driver, config)?) })
     }
@@ -182,10 +182,10 @@ impl<D: Driver> Allocator<D> {
         self.enlist(native, false, true)
     }
 
-    /// A pool on a stream that somebody else made. The native stream is kept until its pool has no live allocation and
-    /// no use is open on it. Adopting one stream twice gives two handles of one pool. A per-thread default stream is
-    /// adopted by its own thread, and every verb that names it fails on another, where the native handle means that
-    /// thread's own stream. What was allocated on it can be freed and dropped by any thread, and used on other streams.
+    /// A pool on a stream that other code created. The native stream is kept until its pool has no live allocation and
+    /// no use is open on it. Adopting one stream twice gives two handles of one pool. A thread must adopt its per-thread default stream
+    /// itself, and every call that names that stream fails on another thread, where the native handle means that thread's own
+    /// stream. Any thread can free what was allocated on it, and other streams can use it.
     ///
     /// # Errors
     /// A stream of another device; a capturing stream; the driver's.
@@ -197,10 +197,10 @@ impl<D: Driver> Allocator<D> {
         self.enlist(native, true, true)
     }
 
-    /// Makes a stream of the program's one of this allocator's, in a call that waits for nothing: [`Allocator::adopt`] waits, for at
-    /// most [`bounded_wait`](Config::bounded_wait), in a deterministic allocator of which dozens of streams have ended, because that
-    /// asks no event whether they are done. What is left of them stays until [`Allocator::finish_ended`], which any such call makes, or
-    /// [`Allocator::synchronize`].
+    /// Adopts a stream as [`Allocator::adopt`] does, without waiting for anything. `adopt` waits, for at most
+    /// [`bounded_wait`](Config::bounded_wait), if the allocator is deterministic and dozens of its streams have ended, because a deterministic
+    /// allocator does not query events to learn that they are complete. Here their records stay until [`Allocator::finish_ended`], which is
+    /// called by any adoption that may wait, or [`Allocator::synchronize`].
     ///
     /// # Errors
     /// As [`Allocator::adopt`].
@@ -212,15 +212,15 @@ impl<D: Driver> Allocator<D> {
         self.enlist(native, true, false)
     }
 
-    /// A handle of the stream with this number, if it has a pool here: as long as anybody holds a handle of it or an
-    /// allocation from it. A search through the pools: whoever allocates often keeps the handle.
+    /// A handle of the stream with this number, if the stream has a pool here, which it has as long as a handle of it or an
+    /// allocation from it exists. This searches all pools: code that allocates often should keep the handle.
     pub fn stream_of(&self, id: StreamId) -> Option<Stream<D>> {
         let found = self.core().pools.lock().iter().find_map(|pool| {
             if pool.timeline.info.id != id {
                 return None;
             }
             let mut state = pool.lock();
-            // An open pool's timeline has its stream, and whoever clones that of a closed one may be left with the last reference, under locks.
+            // An open pool's timeline has its stream. A clone of a closed one's could become its last reference, and be dropped under locks.
             let native = if state.closed { None } else { pool.timeline.native() }?;
             state.streams += 1;
             state.watch.clear(Watch::LEAVING);
@@ -231,8 +231,8 @@ impl<D: Driver> Allocator<D> {
         Some(Stream::new(self.owner.clone(), pool, native, adopted))
     }
 
-    /// Waits, as [`Allocator::adopt`] does, for the end of streams that have ended, if there are dozens and nobody asks about them. Otherwise
-    /// it does nothing, with no driver call.
+    /// Waits, as [`Allocator::adopt`] does, for the end of streams that have ended, if the allocator is deterministic and there are dozens of
+    /// them. Otherwise it does nothing and makes no driver call.
     pub fn finish_ended(&self) {
         let core = self.core();
         core.registry.finish_closed(&core.driver, core.config.wait);
@@ -251,8 +251,8 @@ impl<D: Driver> Allocator<D> {
         let timeline = core.registry.attach(info, &native, adopted);
         let pool = {
             let mut pools = core.pools.lock();
-            // One count on the timeline is ours, made just now: then no pool of any allocator is on it. Read under the lock under
-            // which pools are added, because somebody else may adopt the stream at the same moment.
+            // If the only count on the timeline is ours, made just now, no allocator has a pool on it. Read under the lock under
+            // which pools are added, because another thread may adopt the stream at the same moment.
             let alone = timeline.pools.load(crate::sync::Ordering::Acquire) == 1;
             let looked_at = if alone { &[][..] } else { pools.as_slice() };
             let known = looked_at.iter().find(|p| {
@@ -260,7 +260,7 @@ impl<D: Driver> Allocator<D> {
                     return false;
                 }
                 let mut state = p.lock();
-                // A pool that is closed stays so, and may stand before the one that took its place.
+                // A closed pool never opens again, and may stand before the pool that replaced it.
                 if !state.closed {
                     state.streams += 1;
                     state.watch.clear(Watch::LEAVING);
@@ -268,7 +268,7 @@ impl<D: Driver> Allocator<D> {
                 !state.closed
             });
             if let Some(pool) = known {
-                // One count a pool, which it had.
+                // Each pool has one count, and this pool had its own already.
                 timeline.pools.fetch_sub(1, crate::sync::Ordering::AcqRel);
                 Arc::clone(pool)
             } else {
@@ -277,17 +277,17 @@ impl<D: Driver> Allocator<D> {
                 pool
             }
         };
-        // Whatever becomes of the driver's calls behind this, the stream ends as streams do.
+        // From here on, if a driver call fails, dropping the handle ends the stream as usual.
         let stream = Stream::new(self.owner.clone(), pool, native, adopted);
         core.tidy(may_wait);
         Ok(stream)
     }
 
-    /// Allocates on a stream that the caller has just seen not to capture, otherwise as [`Allocator::alloc`]: on an
-    /// adopted stream that spares the question to the driver.
+    /// Allocates on a stream that the caller knows not to be capturing, otherwise as [`Allocator::alloc`]: on an
+    /// adopted stream this saves the driver call that would ask.
     ///
     /// # Errors
-    /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that others have then.
+    /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that belong to others by then.
     #[inline]
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
@@ -313,7 +313,7 @@ impl<D: Driver> Allocator<D> {
         self.alloc_rare(bytes, granules, stream)
     }
 
-    /// Allocates with a name for [`Allocator::live`], out-of-memory errors and verdicts to show, otherwise as
+    /// Allocates with a name, which [`Allocator::live`], out-of-memory errors and verdicts show; otherwise as
     /// [`Allocator::alloc`].
     ///
     /// # Errors
@@ -335,8 +335,8 @@ impl<D: Driver> Allocator<D> {
         Ok(allocation)
     }
 
-    /// A miss, or a stream that has to be asked, as every framework's: whether it captures, and then it is a hit like any
-    /// other. Not cold, unlike what is truly rare.
+    /// A miss, or a watched stream, as every framework's stream is: if it does not capture, the request is a hit like any
+    /// other. Not cold, unlike the rare cases.
     #[inline(never)]
     fn alloc_otherwise(
         &self,
@@ -345,7 +345,7 @@ impl<D: Driver> Allocator<D> {
         stream: &Stream<D>,
     ) -> Result<Allocation<D>, Box<Error>> {
         let allocation = if missed {
-            // A stream of ours that was migrated since may capture. What the cache has it is given all the same; what a miss does would end that.
+            // A stream that was ours alone may have been adopted by other code since, and may capture. A hit is harmless; a miss would end the capture.
             stream.refuse_capture().and_then(|()| self.alloc_missed(bytes, stream))
         } else if stream.is_special() || !Arc::ptr_eq(&stream.pool().core, self.core()) {
             self.alloc_rare(bytes, Granules(1), stream)
@@ -355,7 +355,7 @@ impl<D: Driver> Allocator<D> {
         allocation.map_err(Box::new)
     }
 
-    /// Allocates on a stream of this allocator's that need not be asked, where the cache has nothing that fits.
+    /// Allocates on an unwatched stream of this allocator when the cache has nothing that fits.
     #[cold]
     #[inline(never)]
     fn alloc_missed(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
@@ -366,7 +366,7 @@ impl<D: Driver> Allocator<D> {
         }
     }
 
-    /// Allocates what is rare: an alignment, a stream that is watched for more than captures, no bytes, or a mistake.
+    /// The rare cases: an alignment, a stream that is watched for more than captures, zero bytes, or a mistake.
     #[cold]
     #[inline(never)]
     fn alloc_rare(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
@@ -376,7 +376,7 @@ impl<D: Driver> Allocator<D> {
         self.alloc_checked(bytes, align, stream)
     }
 
-    /// The rest of it, once the stream is known not to capture.
+    /// The rest, after the check that the stream does not capture.
     fn alloc_checked(&self, bytes: u64, align: Granules, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let pool = stream.pool();
         let core = &pool.core;
@@ -393,11 +393,11 @@ impl<D: Driver> Allocator<D> {
         let taken = {
             let mut state = pool.lock();
             let taken = state.hit_rare(&want, bytes, core.config.exact_fit);
-            // Not a count of its own: the free puts the handle's reference among the shares, which would only grow.
-            taken.map(|taken| (state.share(pool), taken))
+            // Not a count of its own: the free returns the handle's reference to the pool's state, whose count would only grow.
+            taken.map(|taken| (state.reference(pool), taken))
         };
-        let allocation = if let Some((share, taken)) = taken {
-            let allocation = Self::handed(share, taken, bytes);
+        let allocation = if let Some((reference, taken)) = taken {
+            let allocation = Self::handle(reference, taken, bytes);
             if core.is_recording() { Self::tell(allocation, len, true) } else { allocation }
         } else {
             Self::miss(pool, want, bytes)?
@@ -411,12 +411,12 @@ impl<D: Driver> Allocator<D> {
         let core = &pool.core;
         let taken = core.miss(pool, want, bytes).inspect_err(|_| core.deliver())?;
         // Not a count of its own: see `alloc_checked`.
-        let share = pool.lock().share(pool);
-        let allocation = Self::handed(share, taken, bytes);
+        let reference = pool.lock().reference(pool);
+        let allocation = Self::handle(reference, taken, bytes);
         Ok(if core.is_recording() { Self::tell(allocation, want.len, false) } else { allocation })
     }
 
-    /// For the sinks. A panic in one of them frees the allocation again.
+    /// Records the event for the sinks. A panic in a sink frees the allocation again.
     #[cold]
     #[inline(never)]
     fn tell(allocation: Allocation<D>, len: Granules, hit: bool) -> Allocation<D> {
@@ -445,20 +445,20 @@ impl<D: Driver> Allocator<D> {
         }
     }
 
-    /// Pins host memory from the cache of pinned segments: zero-filled only when fresh ([`Config::scrub`]: always),
-    /// 512-byte aligned. It comes back to the cache only when every recorded use is *complete*: the CPU is not on a stream.
-    /// When the limit is reached it may block the host for a bounded time; it never unpins anything, as a
+    /// Allocates pinned host memory from the cache of pinned segments: zero-filled only if fresh ([`Config::scrub`]: always),
+    /// 512-byte aligned. It returns to the cache only when every recorded use is *complete*, because the CPU is not on a stream.
+    /// At the limit it may block the host for a bounded time; it never unpins anything, as a
     /// [trim](Allocator::trim) does.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] above the pinned limit or when the host has no more, [`Error::TooLarge`], the driver's.
+    /// [`Error::OutOfMemory`] above the pinned limit or if the host has no more memory, [`Error::TooLarge`], the driver's.
     #[track_caller]
     pub fn alloc_pinned(&self, bytes: u64) -> Result<PinnedAllocation<D>, Error> {
         self.alloc_pinned_as(bytes, HostKind::Cached)
     }
 
-    /// Allocates pinned memory that is cached by the CPU or write-combined, otherwise as
-    /// [`Allocator::alloc_pinned`]. The two come from segments of their own.
+    /// Allocates pinned memory that the CPU caches, or write-combined memory; otherwise as
+    /// [`Allocator::alloc_pinned`]. The two kinds never share a segment.
     ///
     /// # Errors
     /// As [`Allocator::alloc_pinned`].
@@ -472,17 +472,17 @@ impl<D: Driver> Allocator<D> {
         Ok(allocation)
     }
 
-    /// Gives idle segments back to the device: those all of whose bytes are free and complete. It waits for no stream by
-    /// itself ([`Allocator::synchronize`] first, to give back all that is free), and says what it left because nobody can tell
-    /// when that is complete ([`Trimmed::held_back`]).
+    /// Gives idle segments back to the device: those whose bytes are all free and complete. It does not wait for streams
+    /// ([`Allocator::synchronize`] first, to give back everything that is free), and reports what it kept because nothing can tell
+    /// when it is complete ([`Trimmed::held_back`]).
     ///
     /// **It may wait for the whole device, without a bound**: a plain free of the driver and an unpinning wait for every
-    /// kernel, [independent](Stream::set_independent) streams included. That is why no request gives anything back by
-    /// itself, but where the driver's frees wait for nothing (`cuda::Backing::Async`). A request that fails
-    /// because idle memory lies in segments that are too small for it is served after a trim.
+    /// kernel, [independent](Stream::set_independent) streams included. Therefore no request gives memory back by
+    /// itself, unless the driver's frees wait for nothing (`cuda::Backing::Async`). A request that fails
+    /// because idle memory lies in segments too small for it succeeds after a trim.
     ///
     /// # Errors
-    /// The driver's; what was given back stays so, the rest is kept.
+    /// The driver's; what was given back stays given back, the rest is kept.
     #[track_caller]
     #[allow(
         clippy::needless_pass_by_value,
@@ -512,11 +512,12 @@ impl<D: Driver> Allocator<D> {
         Ok(trimmed)
     }
 
-    /// Sets how much may be taken from the device. A limit below what is taken gives idle segments back until it is
-    /// kept, if they suffice, which may wait for the device as a [trim](Allocator::trim) may; it never fails for what is live, and refuses all growth until enough is free.
+    /// Sets how many bytes may be reserved on the device. If more are reserved, idle segments are given back until the limit holds, if they
+    /// suffice; that may wait for the device as a [trim](Allocator::trim) may. Live allocations never make it fail: growth is refused until
+    /// enough is free.
     ///
     /// # Errors
-    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's, from giving segments back. Then the limit is what it was.
+    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's, from giving segments back. The limit is unchanged then.
     pub fn set_limit(&self, limit: Limit) -> Result<(), Error> {
         let core = self.core();
         let bytes = limit.bytes(core.capacity)?;
@@ -542,7 +543,7 @@ impl<D: Driver> Allocator<D> {
         Ok(trimmed.map(drop)?)
     }
 
-    /// What the pools hold and did.
+    /// What the pools hold and have done so far.
     pub fn report(&self) -> Report {
         self.core().report()
     }
@@ -558,7 +559,7 @@ impl<D: Driver> Allocator<D> {
         core.backing.lock().reset_peak();
     }
 
-    /// Every live allocation: the list to look at when something was not freed. In the order of pools and addresses, pinned
+    /// Every live allocation, for finding what was not freed: ordered by pool and address, pinned
     /// host memory last.
     pub fn live(&self) -> Vec<Live> {
         let mut all = Vec::new();
@@ -572,8 +573,8 @@ impl<D: Driver> Allocator<D> {
         all
     }
 
-    /// Two counts that only grow, in bytes: handed out to users, and taken from the device. The difference over a scope
-    /// tells how well it reused ([`Profile`](crate::report::Profile)).
+    /// Two counts that only grow, in bytes: given to users, and acquired from the device. Their differences over a scope
+    /// show how well memory was reused ([`Profile`](crate::report::Profile)).
     pub fn usage(&self) -> Usage {
         let core = self.core();
         let (pools, departed) = core.pools_and_departed(|departed| departed.0.bytes_served);
@@ -581,12 +582,12 @@ impl<D: Driver> Allocator<D> {
         Usage { used: used + departed, acquired: core.backing.lock().acquired }
     }
 
-    /// Hands events that drops have left to the sinks now, instead of at the next allocation.
+    /// Delivers the events that drops recorded to the sinks now, instead of at the next allocation.
     pub fn deliver_events(&self) {
         self.core().deliver();
     }
 
-    /// Checks every invariant of every heap by walking it, and that each pool is known for what it may give: for tests.
+    /// Checks every invariant of every heap by walking it, and that the index of migration sources is right: for tests.
     ///
     /// # Panics
     /// With the invariant's number.

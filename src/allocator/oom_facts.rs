@@ -1,6 +1,6 @@
-//! What an out-of-memory error tells: who holds the memory, and what a trim would bring.
+//! What an out-of-memory error reports: what holds the memory, and what a trim would free.
 //!
-//! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why it fails.
+//! Gathered pool by pool, one lock at a time, and only when a request is about to fail. It does not know why the request fails.
 
 use super::config::Reuse;
 use super::core::Core;
@@ -13,25 +13,25 @@ use crate::heap::{ChunkId, Kind, Want};
 use crate::units::{GRANULE_BYTES, Granules, SegmentId, StreamId};
 use hashbrown::HashMap;
 
-/// So many names are told.
+/// How many names are reported.
 const HOLDERS: usize = 8;
 
-/// Allocations and bytes that are alive, by name.
+/// Live allocations and bytes, by name.
 pub(super) type ByName = HashMap<Option<crate::sync::Arc<str>>, (u64, u64)>;
 
-/// What there is of the memory that a request wants.
+/// What is known about the memory that a request wants.
 #[derive(Default)]
 pub(crate) struct Holding {
     pub(super) by_name: ByName,
-    /// Streams that have as much free, not so aligned.
+    /// Streams that have a long enough free range, but not at the requested alignment.
     pub(super) aligned_on: Vec<StreamId>,
     /// Bytes of segments that are wholly free.
     pub(super) idle: u64,
     /// Bytes of segments that are wholly free once the uses of ranges in flight are over.
     pub(super) idle_after_uses: u64,
-    /// Whether a run would serve then.
+    /// Whether a contiguous free range would hold the request then.
     pub(super) serves_after_uses: bool,
-    /// Bytes that are free and serve only requests of another kind, whatever is tried: pinned memory's.
+    /// Free bytes that can serve only requests of another kind, whatever is tried: pinned memory's.
     pub(super) of_other_kind: u64,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn in_flight_by_segment(state: &PoolState, all: &mut HashMap<SegmentI
     }
 }
 
-/// The largest of them.
+/// The names with the most bytes.
 fn largest(all: ByName) -> Vec<Holder> {
     let mut holders: Vec<Holder> = all
         .into_iter()
@@ -56,7 +56,7 @@ fn largest(all: ByName) -> Vec<Holder> {
 }
 
 impl<D: Driver> Core<D> {
-    /// Freed bytes of device and pinned memory that nobody can tell the end of yet.
+    /// Freed bytes of device and pinned memory whose last use nothing can show to be complete yet.
     pub(crate) fn held_back(&self) -> u64 {
         let pools: u64 = self.pool_list().iter().map(|p| p.held_back()).sum();
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
@@ -95,7 +95,7 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// What there is of device memory.
+    /// What is known about device memory.
     pub(crate) fn holding(&self, want: &Want, own: &Pool<D>) -> Holding {
         let (mut by_name, mut aligned_on) = (ByName::new(), Vec::new());
         let (mut in_flight, mut serves_after_uses) = (HashMap::new(), false);
@@ -108,7 +108,7 @@ impl<D: Driver> Core<D> {
                 serves_after_uses |= migrates && state.heap.will_hold(want, &Kind::ALL);
             }
             let kinds = [want.kind, want.kind.other()];
-            // All are looked at, as the round has done that decided.
+            // Every range is looked at, as the deciding round has done.
             let holds = |kind| state.heap.find(&Want { kind, ..*want }, usize::MAX, |_| true).is_some();
             if want.align > Granules(1) && kinds.into_iter().any(holds) {
                 aligned_on.push(pool.timeline.info.id);
@@ -118,8 +118,8 @@ impl<D: Driver> Core<D> {
         Holding { by_name, aligned_on, idle, idle_after_uses, serves_after_uses, of_other_kind: 0 }
     }
 
-    /// The bytes of the segments that are wholly free, in whichever pools, with no byte that is held back; and of those that are but for what
-    /// is in flight.
+    /// The bytes of the segments that are wholly free, across pools, with no byte held back; and of those that will be once
+    /// nothing is in flight.
     fn idle_bytes(&self, in_flight: &HashMap<SegmentId, u64>) -> (u64, u64) {
         let pools = self.pool_list();
         let mut free: HashMap<SegmentId, u64> =
@@ -128,7 +128,7 @@ impl<D: Driver> Core<D> {
             free.entry(id).or_default();
         }
         for pool in &pools {
-            // A segment with any of it is none that a trim could take.
+            // A trim cannot release a segment that contains any of it.
             pool.for_free_held_back(|segment, _| {
                 free.remove(&segment);
             });

@@ -1,13 +1,13 @@
-//! The most that was ever live at once over all pools: known where that costs nothing, bounded from both sides otherwise.
+//! The peak of live bytes over all pools: exact where that costs nothing, bounded from both sides otherwise.
 //!
-//! A pool knows its own peak exactly, from the lock that every hit holds anyway. Peaks of several pools need not fall on one
-//! moment, and a hit tells no other pool. So time is cut into stretches, on slow paths only: when a report is made,
-//! and when a pool has grown or was given memory, each time while pools are few. At a cut the live bytes of all pools are known, a bound from below, as is
-//! each pool's peak; within a stretch what was live at once is at most the sum of the pools' peaks of that stretch. With one pool
-//! both bounds are one number.
+//! A pool knows its own peak exactly, from the lock that every hit holds anyway. The peaks of several pools need not fall at one
+//! moment, and a hit notifies no other pool. So time is divided into stretches, on slow paths only: when a report is made,
+//! and when a pool has grown or received memory, each time while pools are few. At the end of a stretch, a *cut*, the live bytes of all pools
+//! are known, which is a lower bound, and each pool's peak; within a stretch the live bytes were never more than the sum of the pools' peaks
+//! in that stretch. With one pool both bounds are the same number.
 //!
 //! No thread holds two pools' locks. A cut is a moment at which all pools were seen: each is read, and read again; if none has
-//! changed, its figures were true together in between. If one has, there is no cut, and the stretch goes on.
+//! changed, all figures were true together in between. If one has, there is no cut, and the stretch continues.
 
 use super::core::Core;
 use super::pool::{Pool, PoolState};
@@ -15,12 +15,12 @@ use crate::driver::Driver;
 use crate::sync::atomic::{AtomicBool, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering};
 
-/// So many pools are looked at, on average, for a pool that has grown or was given memory: few cost little beside that.
+/// How many pools are looked at, on average, for each pool that has grown or received memory: few, so that they cost little beside that.
 const FEW: usize = 8;
-/// And so many for a miss that asks what it may grow to: it would rather know.
+/// And how many for a miss that needs to know how far it may grow: more, since there the figure decides.
 const SOME: usize = 64;
 
-/// Bounds of the most that was live at once, in bytes.
+/// Bounds of the peak of live bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Bounds {
     pub(super) at_least: u64,
@@ -30,11 +30,11 @@ pub(super) struct Bounds {
 /// What is known of the stretches so far.
 pub(super) struct Peaks {
     known: Mutex<Known>,
-    /// One cut at a time: who meets another one leaves it to that.
+    /// One cut at a time: a second thread leaves it to the first.
     cutting: AtomicBool,
-    /// So many pools may be looked at for a cut.
+    /// How many pools may be looked at for a cut.
     due: AtomicUsize,
-    /// And by [`Core::peak_with`].
+    /// How many pools [`Core::peak_with`] may look at.
     due_with: AtomicUsize,
 }
 
@@ -42,11 +42,11 @@ pub(super) struct Peaks {
 struct Known {
     /// The most that was live at a cut, or in a pool that is gone.
     at_least: u64,
-    /// The most that can have been live in a stretch that is over.
+    /// The most that can have been live in a stretch that has ended.
     at_most: u64,
-    /// Peaks of this stretch of pools that went during it.
+    /// The sum of this stretch's peaks of pools that left during it.
     gone: u64,
-    /// How often everything was begun anew.
+    /// How many times the peaks were reset.
     resets: u64,
 }
 
@@ -74,14 +74,14 @@ impl Peaks {
     }
 }
 
-/// A pool at one moment. Two that are equal have nothing between them: both counts only grow.
+/// A pool at one moment. If two are equal nothing happened in between: both counts only grow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Now {
     takes: u64,
     frees: u64,
-    /// Bytes alive.
+    /// Live bytes.
     live: u64,
-    /// The most of them in this stretch.
+    /// The peak of live bytes in this stretch.
     stretch: u64,
 }
 
@@ -94,22 +94,22 @@ impl PoolState {
 }
 
 impl<D: Driver> Core<D> {
-    /// The pools, and what is known of those that are gone.
+    /// The pools, and what is known of those that left.
     fn pools_and_known(&self) -> (Vec<Arc<Pool<D>>>, Known) {
         let pools = self.pools.lock();
         let known = *self.peaks.known.lock();
         (pools.clone(), known)
     }
 
-    /// Cuts the stretch of which the peaks are known ([`Core::cut_peaks`]), once as many pools may be looked at as there are: a
-    /// program with thousands of streams would look at all of them for each that grows.
+    /// Ends the stretch ([`Core::cut_peaks`]) once enough calls have been made to pay for looking at all pools: a
+    /// program with thousands of streams would otherwise look at all of them for each pool that grows.
     pub(super) fn cut_peaks_when_due(&self) {
         if self.is_due(&self.peaks.due, FEW) {
             self.cut_peaks();
         }
     }
 
-    /// Whether all pools may be looked at, if for each time that this is asked `more` may.
+    /// Whether all pools may be looked at, if each call adds `more` to the number that may.
     fn is_due(&self, due: &AtomicUsize, more: usize) -> bool {
         let now = due.fetch_add(more, Ordering::Relaxed) + more;
         let all = now >= self.pools.lock().len();
@@ -119,7 +119,7 @@ impl<D: Driver> Core<D> {
         all
     }
 
-    /// Ends a stretch, if a moment can be had at which all pools were seen.
+    /// Ends a stretch if there is a moment at which all pools were seen.
     pub(super) fn cut_peaks(&self) {
         if !self.peaks.cutting.swap(true, Ordering::Acquire) {
             self.try_to_cut();
@@ -130,7 +130,7 @@ impl<D: Driver> Core<D> {
     fn try_to_cut(&self) {
         let (pools, before) = self.pools_and_known();
         let seen: Vec<Now> = pools.iter().map(|p| p.lock().now()).collect();
-        // The moment: a pool that is there by now is in the list, and what each has was read before and is so after.
+        // The moment: every pool that exists now is in the list, and its figures were the same before and after.
         let (again, known) = self.pools_and_known();
         let same = known == before
             && again.len() == pools.len()
@@ -145,19 +145,19 @@ impl<D: Driver> Core<D> {
             }
             known.at_least = known.at_least.max(seen.iter().map(|n| n.live).sum());
             known.at_most = known.at_most.max(before.gone + seen.iter().map(|n| n.stretch).sum::<u64>());
-            // Others may have gone since: they count in the next stretch.
+            // Other pools may have left since: they count in the next stretch.
             known.gone -= before.gone;
         }
         for (pool, now) in pools.iter().zip(&seen) {
             let mut state = pool.lock();
-            // Who has moved on since begins its stretch early: that bounds from above all the same.
+            // A pool that changed since starts its stretch early, which still bounds from above.
             if state.now() == *now {
                 state.end_stretch();
             }
         }
     }
 
-    /// The most that was live at once so far; of the two figures the lower one was reached.
+    /// The peak of live bytes so far; the lower of the two figures was really reached.
     pub(super) fn peak_bounds(&self) -> Bounds {
         self.cut_peaks();
         let (pools, known) = self.pools_and_known();
@@ -167,16 +167,16 @@ impl<D: Driver> Core<D> {
             largest = largest.max(state.allocated_peak());
             stretch += state.now().stretch;
         }
-        // Read behind the stretches: whoever has ended one since has put it here first.
+        // Read after the stretches: a thread that has ended one since has put its figures here first.
         let known = *self.peaks.known.lock();
         let at_least = known.at_least.max(largest);
-        // What is live was taken.
+        // Live bytes were reserved bytes.
         let at_most = known.at_most.max(stretch).min(self.backing.lock().reserved_peak);
         Bounds { at_least, at_most: at_most.max(at_least) }
     }
 
-    /// A lower bound of the most that was ever live at once, were `more` bytes live now too. Where pools are many not all are looked
-    /// at each time, and it may be too low.
+    /// A lower bound of the peak of live bytes if `more` bytes were live now too. If there are many pools, not all are looked
+    /// at each time, and the bound may be too low.
     pub(crate) fn peak_with(&self, more: u64) -> u64 {
         if !self.is_due(&self.peaks.due_with, SOME) {
             return self.peaks.known.lock().at_least.max(more);

@@ -1,4 +1,4 @@
-//! The owned handle of pinned memory, and what is said about its uses. It does not know where its bytes came from.
+//! The owned handle of pinned memory, and the calls that declare its uses. It does not know where its bytes came from.
 
 mod borrowed;
 pub(super) mod pool;
@@ -20,8 +20,9 @@ use core::ptr::NonNull;
 /// Page-locked host bytes, from [`Allocator::alloc_pinned`](crate::Allocator::alloc_pinned).
 ///
 /// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
-/// is handed out again only when they are complete; where nobody can record them, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver call and never blocks for the device,
-/// but for the last one of an allocator that is gone with all its streams: it waits for what uses the memory, and gives it back to the driver.
+/// is reused only when they are complete; if they cannot be recorded, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver
+/// call and never blocks for the device, except the drop of the last one of an allocator that is gone with all its streams: that waits for
+/// what uses the memory, and gives it back to the driver.
 ///
 /// ```
 /// use millpond::driver::Copies;
@@ -35,7 +36,7 @@ use core::ptr::NonNull;
 /// // SAFETY: both live until the copy is done: the use of `host` is recorded, and `device` is of this stream.
 /// unsafe { sim.copy_h2d(device.address(), host.as_ptr().as_ptr(), host.len(), stream.native())? };
 /// host.record_use(&stream)?;
-/// drop(host); // handed out again when the copy is complete
+/// drop(host); // reused when the copy is complete
 /// # drop(device);
 /// # sim.verdict()?;
 /// # Ok(()) }
@@ -53,7 +54,7 @@ struct Home<D: Driver> {
 }
 
 impl<D: Driver> PinnedAllocation<D> {
-    /// Of no bytes: nothing to give back.
+    /// An allocation of zero bytes: nothing to give back.
     pub(crate) fn empty() -> PinnedAllocation<D> {
         PinnedAllocation { home: None, bytes: 0, borrowed: Borrows::not() }
     }
@@ -66,7 +67,7 @@ impl<D: Driver> PinnedAllocation<D> {
         self.home.as_ref().map_or(super::allocation::DANGLING, |h| h.addr)
     }
     /// The first byte. Valid for reads and writes of [`PinnedAllocation::len`] bytes until the drop, as long as no device
-    /// work touches them. Of no bytes: dangling.
+    /// work accesses them. Dangling for zero bytes.
     ///
     /// # Panics
     /// If the driver pinned memory at address 0, which none does.
@@ -79,17 +80,17 @@ impl<D: Driver> PinnedAllocation<D> {
     pub fn len(&self) -> u64 {
         self.bytes
     }
-    /// Whether no bytes were asked for.
+    /// Whether zero bytes were requested.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
-    /// Which allocation it is.
+    /// Its identity.
     pub fn id(&self) -> Option<AllocationId> {
         self.home.as_ref().map(|h| h.id)
     }
 
-    /// Says that work queued on `stream`, now or until this is dropped, uses the bytes. When nobody has the stream any more, it is
-    /// the work that was queued by then, and the stream is kept no longer.
+    /// Declares that work queued on `stream`, now or until this is dropped, uses the bytes. Once no other code can queue work on the stream,
+    /// the use covers what was queued by then, and the stream is kept no longer.
     ///
     /// # Errors
     /// A stream of another device; a capturing stream; a per-thread default stream of another thread.
@@ -99,7 +100,7 @@ impl<D: Driver> PinnedAllocation<D> {
         if !Arc::ptr_eq(&home.core.registry, &stream.pool().core.registry) {
             return Err(Error::WrongDevice { found: stream.info().device, expected: home.core.device });
         }
-        // Recorded whatever the driver does in what is due.
+        // Recorded even if the driver panics in due maintenance.
         let _recorded = Undo::new(|| {
             let timeline = stream.timeline();
             home.core.host.with_uses((&home.core.registry, &home.core.driver), home.id, |uses| {
@@ -114,7 +115,7 @@ impl<D: Driver> PinnedAllocation<D> {
         Ok(())
     }
 
-    /// Says that the uses on the event's stream ended before the event.
+    /// Declares that the uses on the event's stream ended before the event.
     ///
     /// # Errors
     /// An event of another device.
@@ -130,11 +131,11 @@ impl<D: Driver> PinnedAllocation<D> {
         Ok(())
     }
 
-    /// Frees it when nobody knows which streams use it: the bytes are handed out again when everything queued on any stream
+    /// Frees it when it is unknown which streams use it: the bytes are reused when everything queued on any stream
     /// of the context by now is complete, destroyed streams included. Waits for nothing.
     pub fn free_unknown(mut self) {
         let Some(Home { core, id, .. }) = self.home.take() else { return };
-        // It is freed though the driver panics in what is due.
+        // It is freed even if the driver panics in due maintenance.
         let freed = Undo::new(|| {
             core.driver.note(Note::Freed { id, unknown: true });
             // The number that the marker below, or the next one, will have.

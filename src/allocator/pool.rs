@@ -1,10 +1,10 @@
 //! One stream's memory in one allocator: its heap, the ranges in flight, the uses of its allocations, its counters,
 //! behind one lock.
 //!
-//! Nothing here calls the driver or user code, so that a drop, which may come at any time on any thread, never waits for
-//! either (O9). What a hit and a plain free do is in `fast`.
+//! Nothing here calls the driver or user code, so a drop, which may happen at any time on any thread, never waits for
+//! either (O9). `fast` has what a hit and a plain free do.
 //!
-//! It does not know other pools: what migrates from whom to whom is told in `migrate`.
+//! It does not know other pools: `migrate` moves ranges between them.
 
 mod figures;
 pub(super) mod pieces;
@@ -23,11 +23,11 @@ use crate::sync::{Arc, Ordering, Quick, Rank, Ranked, RankedGuard};
 use crate::trace::Event;
 use crate::units::{Addr, AllocationId, Epoch, Granules};
 #[cfg(feature = "cuda")]
-use state::Guest;
+use state::Extension;
 pub(crate) use state::{AfterFree, PoolState, Watch};
 use store::Store;
 
-/// Looks in vain double what the next one looks at so often: from 64 ranges to 65,536.
+/// How many times looks in vain double the number of ranges that the next one looks at: from 64 ranges to 65,536.
 const IN_VAIN: u32 = 10;
 
 /// What one stream owns in one allocator.
@@ -36,22 +36,22 @@ pub(crate) struct Pool<D: Driver> {
     pub(crate) timeline: Arc<StreamTimeline<D>>,
     /// Its number in this process, never used twice.
     pub(crate) number: u32,
-    /// [`Core::small_bytes`], so that a hit reads nothing of the core: misses of all threads write there.
+    /// A copy of [`Core::small_bytes`], so that a hit reads nothing of the core, where misses of all threads write.
     pub(crate) small_bytes: u64,
     state: Shared,
-    /// What another room keeps with the pool for as long as it has allocations (`interop`: the stream as another library
-    /// has it).
+    /// What another module keeps with the pool while it has allocations (`interop`: the stream as another library
+    /// represents it).
     #[cfg(feature = "cuda")]
-    pub(crate) guest: Guest,
-    /// One grower a pool at a time; held over driver calls, and by nobody who frees.
+    pub(crate) extension: Extension,
+    /// One grower a pool at a time; held over driver calls, and never taken by a free.
     pub(crate) grower: Ranked<()>,
 }
 
-/// What other threads touch, on cache lines of its own.
+/// What other threads access, on cache lines of its own.
 #[repr(align(128))]
 struct Shared {
     state: Ranked<PoolState, Quick>,
-    /// At least the longest free range of each kind in granules: spares a source's search a lock. Written under the lock.
+    /// An upper bound of the longest free range of each kind in granules, which saves a search by another pool's miss a lock. Written under the lock.
     longest: [AtomicU32; 2],
 }
 
@@ -74,7 +74,7 @@ impl<D: Driver> Pool<D> {
                 longest: [AtomicU32::new(0), AtomicU32::new(0)],
             },
             #[cfg(feature = "cuda")]
-            guest: Guest::new(),
+            extension: Extension::new(),
             grower: Ranked::new(Rank::Grower, ()),
         }
     }
@@ -88,7 +88,7 @@ impl<D: Driver> Pool<D> {
         AllocationId { pool: self.number, chunk: chunk.index(), generation }
     }
 
-    /// At least the longest free range of a kind, without the lock.
+    /// An upper bound of the longest free range of a kind, without the lock.
     pub(crate) fn longest_hint(&self, kind: Kind) -> u32 {
         self.state.longest[kind as usize].load(Ordering::Relaxed)
     }
@@ -100,7 +100,7 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// Sets the hints down to what a search found to be true.
+    /// Lowers the bounds to what a search found.
     pub(crate) fn tighten_longest(&self, state: &mut PoolState) {
         for kind in Kind::ALL {
             let longest = state.heap.largest_free(kind);
@@ -111,7 +111,7 @@ impl<D: Driver> Pool<D> {
     }
 
     /// A search by another pool's miss for `len`, which looked at `steps` free ranges of a kind at most, found none that it may
-    /// have. The next one looks at twice as many, until it is known what is complete of all that are long enough.
+    /// have. The next one looks at twice as many, until it is known which of all long enough ranges are complete.
     pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, len: Granules, steps: usize) {
         self.tighten_longest(state);
         let sources = &self.core.sources;
@@ -129,7 +129,7 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// What entered may be complete: other pools' misses are to look again.
+    /// A range entered, which may be complete: other pools' misses have to look here again.
     pub(super) fn entered(&self, state: &mut PoolState, kind: Kind) {
         let k = kind as usize;
         state.in_vain[k] = 0;
@@ -139,7 +139,7 @@ impl<D: Driver> Pool<D> {
         }
     }
 
-    /// Cold: a free that makes a range longer than the pool has had since the last search, or a search (F1 in `sources`).
+    /// Cold: called for a free that makes a range longer than the pool has had since the last search, or for a search (F1 in `sources`).
     #[cold]
     #[inline(never)]
     fn set_longest(&self, state: &mut PoolState, kind: Kind, longest: Granules) {
@@ -148,7 +148,7 @@ impl<D: Driver> Pool<D> {
         self.core.sources.moved(self.number, kind, before, longest.0);
     }
 
-    /// Sets the bound down to what a search of the ranges in flight found to be true.
+    /// Lowers the bound to what a search of the ranges in flight found.
     pub(super) fn tighten_in_flight(&self, state: &mut PoolState) {
         let longest = state.in_flight.longest().0;
         if longest != state.longest_in_flight {
@@ -164,7 +164,7 @@ impl<D: Driver> Pool<D> {
         self.core.sources.flown(self.number, before, longest);
     }
 
-    /// Panics unless F1 to F3 hold of this pool by itself. Returns its bounds, by which the index of all pools is to have it: of each
+    /// Panics unless F1 to F3 hold of this pool by itself. Returns the bounds that the index of all pools must have for it: of each
     /// kind, and of what is in flight.
     pub(super) fn check_source(&self, state: &PoolState) -> (u32, [u32; 3]) {
         for kind in Kind::ALL {
@@ -189,7 +189,7 @@ impl<D: Driver> Pool<D> {
         (self.number, [small, large, bound])
     }
 
-    /// What is to be done beside a free: the watch says that there is something, perhaps.
+    /// What a free does besides the heap's part, if the watch has any flag set.
     #[cold]
     #[inline(never)]
     pub(crate) fn after_merge(
@@ -223,7 +223,7 @@ impl<D: Driver> Pool<D> {
         state.after_free()
     }
 
-    /// A free with uses on other streams, or by nobody knows whom.
+    /// A free of an allocation with uses on other streams, or by unknown ones.
     #[cold]
     #[inline(never)]
     pub(crate) fn free_used(
@@ -247,7 +247,7 @@ impl<D: Driver> Pool<D> {
         )
     }
 
-    /// Registers a use on `on` until the free, or until nobody can queue work there any more.
+    /// Registers a use on `on` until the free, or until no other code can queue work there any more.
     pub(crate) fn declare_use(&self, chunk: ChunkId, generation: u32, on: &StreamTimeline<D>) {
         self.with_uses(chunk, generation, |uses| {
             if !laws::stays_open() {
@@ -263,14 +263,14 @@ impl<D: Driver> Pool<D> {
         self.with_uses(chunk, generation, |uses| uses.exact(on, order::Access::Write, epoch));
     }
 
-    /// What a first use on another stream must come after (O7): the bytes' former life on the home stream.
+    /// What a first use on another stream must come after (O7): the earlier use of the bytes on the home stream.
     pub(crate) fn birth(&self, chunk: ChunkId, generation: u32) -> Pending {
         let state = self.lock();
         let stamp = state.heap.view(chunk, generation).stamp;
         Pending { on: self.timeline.id, epoch: laws::birth(stamp) }
     }
 
-    /// Takes the birth stamp anew, behind what was queued on the home stream for an allocation that nobody has yet.
+    /// Renews the birth stamp, after work that was queued on the home stream for an allocation that no user has yet.
     pub(crate) fn born_now(&self, chunk: ChunkId, generation: u32) {
         let mut state = self.lock();
         state.heap.set_stamp(chunk, generation, self.timeline.stamp());

@@ -1,6 +1,6 @@
-//! Allocations as plain values, for foreign code that keeps a number and gives it back.
+//! Allocations as plain values, for foreign code that keeps a number and passes it back.
 //!
-//! The pool stays alive through a raw value as through a handle: its reference is leaked until `from_raw` takes it up.
+//! A raw value keeps the pool alive as a handle does: its reference is leaked until `from_raw` takes it over.
 
 #![allow(unsafe_code, reason = "raw values leak and take up a counted reference")]
 
@@ -14,9 +14,9 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 
 /// An [`Allocation`] taken apart. Dropping it does nothing: the bytes stay allocated until
-/// [`Allocation::from_raw`] takes them up again.
+/// [`Allocation::from_raw`] puts the handle together again.
 pub struct RawAllocation<D: Driver> {
-    /// A leaked reference of its pool; `None` of no bytes.
+    /// A leaked reference to its pool; `None` for zero bytes.
     of: Option<(*const Pool<D>, Taken)>,
     bytes: u64,
 }
@@ -40,12 +40,12 @@ impl<D: Driver> RawAllocation<D> {
     pub fn address(&self) -> Addr {
         self.of.map_or(DANGLING, |(_, taken)| taken.addr)
     }
-    /// The length in bytes, as asked for.
+    /// The requested length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a plain value with the handle's two facts")]
     pub fn len(&self) -> u64 {
         self.bytes
     }
-    /// All but the address as three words, for tables that are kept by address. The first is 0 only for no bytes.
+    /// Everything but the address as three `u64`, for tables that are keyed by address. The first is 0 only for zero bytes.
     #[inline]
     pub fn to_words(&self) -> [u64; 3] {
         let Some((pool, taken)) = self.of else { return [0, 0, self.bytes] };
@@ -76,7 +76,7 @@ impl<D: Driver> fmt::Debug for RawAllocation<D> {
 }
 
 impl<D: Driver> Allocation<D> {
-    /// Takes the handle apart. An allocation of no bytes gives a value with no pool.
+    /// Takes the handle apart. An allocation of zero bytes gives a value with no pool.
     #[inline]
     pub fn into_raw(self) -> RawAllocation<D> {
         let bytes = self.bytes;
@@ -87,11 +87,11 @@ impl<D: Driver> Allocation<D> {
     /// Puts a handle together again.
     ///
     /// # Safety
-    /// `raw` came from [`Allocation::into_raw`] and is given here once: a copy given twice frees the pool's reference twice.
+    /// `raw` came from [`Allocation::into_raw`] and is passed here once: a copy passed twice frees the pool's reference twice.
     #[inline]
     pub unsafe fn from_raw(raw: RawAllocation<D>) -> Allocation<D> {
         let Some((pool, taken)) = raw.of else { return Allocation::dangling() };
-        // SAFETY: by the caller's promise the pointer is an `Arc` that `into_raw` leaked, taken up once.
+        // SAFETY: by the caller's promise the pointer is an `Arc` that `into_raw` leaked, and it is taken over once.
         let pool = ManuallyDrop::new(unsafe { Arc::from_raw(pool) });
         Allocation { home: Some(Home { pool, taken }), bytes: raw.bytes }
     }

@@ -1,15 +1,15 @@
-//! Events kept until they can be handed to whoever wants them: a bounded queue, filled anywhere, emptied only where user
+//! Events stored until they can be delivered to the sinks: a bounded queue, filled anywhere, emptied only where user
 //! code may run.
 //!
-//! A free happens inside drops and under a pool's lock, where no user code may run (O9); so an event is only stored
-//! there, with its number, and delivered by the next call that holds no lock and is no drop. It does not know what a
+//! A free happens inside drops and under a pool's lock, where no user code may run (O9). So there an event is only stored,
+//! with its number, and the next call that holds no lock and is not a drop delivers it. It does not know what a
 //! sink does.
 
 use crate::sync::atomic::{AtomicBool, AtomicU64};
 use crate::sync::{Mutex, Ordering};
 use std::collections::VecDeque;
 
-/// Drops without an allocation in between are rarely thousands: past this many events the oldest are lost, counted.
+/// Thousands of drops without an allocation in between are rare: beyond this many events the oldest are lost, and counted.
 const KEPT: usize = 1 << 16;
 
 pub(crate) struct Recorder<E> {
@@ -32,12 +32,12 @@ impl<E> Recorder<E> {
         }
     }
 
-    /// How many are kept.
+    /// How many events are stored.
     pub(crate) fn len(&self) -> usize {
         self.kept.lock().events.len()
     }
 
-    /// How many events nobody will be told of: more were kept than there was room for.
+    /// How many events will never be delivered, because the queue was full.
     pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -55,8 +55,8 @@ impl<E> Recorder<E> {
         kept.events.push_back((number, event));
     }
 
-    /// Hands over what is kept, in order. One thread at a time: a sink that calls back in, or a second thread, leaves
-    /// its events to the one that delivers, which looks once more after it has said that it no longer does. A sink that panics loses the event it was given and no other.
+    /// Delivers what is stored, in order. One thread at a time: a sink that calls back, or a second thread, leaves its events to the thread
+    /// that delivers, which looks once more after it has cleared its flag. A sink that panics loses the event it received and no other.
     #[cold]
     #[inline(never)]
     pub(crate) fn deliver(&self, sink: impl Fn(u64, &E)) {

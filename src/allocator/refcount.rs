@@ -1,17 +1,17 @@
-//! What keeps a pool alive for its allocations: counted references that change hands under the pool's lock.
+//! What keeps a pool alive for its allocations: counted references that move between handles and the pool's state under its lock.
 //!
-//! A handle holds an ordinary `Arc` of its pool. Counting one up for each allocation and down for each free takes two
-//! atomic steps beside those of the lock, on the measured machine a fifth of the pair (docs/decisions/handle-batches.md). So
-//! references are counted in batches and lie in the pool's own state while no handle has them: an allocation takes one,
-//! a free puts its own back (`fast`). It does not know what else happens under the lock.
+//! A handle holds an ordinary `Arc` of its pool. Incrementing the count for each allocation and decrementing it for each free takes two
+//! atomic operations beside those of the lock, a fifth of the pair's time on the measured machine (docs/decisions/handle-batches.md). So
+//! references are counted in batches and stored in the pool's own state while no handle has them: an allocation takes one,
+//! a free puts its own back (`fast`). This file does not know what else happens under the lock.
 //!
 //! - **K1** Strong count = references that others hold + references in handles + [`Refcounts`] in the state. A mistake that
 //!   loses one leaks a pool; none frees it early.
 //! - **K2** References are in the state only while a stream or the allocator holds the pool too, and the last of those takes them
 //!   out ([`Pool::leave`]). So a pool never keeps itself alive, and none is put back afterwards: the free sees under
-//!   the lock that the pool is leaving, and keeps its reference until it has done what there is to do.
-//! - **K3** A free that put its reference back touches the pool no more: releasing the lock is its last access, and the
-//!   lock touches nothing after the store that releases it.
+//!   the lock that the pool is leaving, and keeps its reference until it has finished.
+//! - **K3** A free that has put its reference back does not access the pool again: releasing the lock is its last access, and the
+//!   lock accesses nothing after the store that releases it.
 
 #![allow(unsafe_code, reason = "references are counted by hand")]
 
@@ -24,7 +24,7 @@ use crate::sync::Arc;
 const BATCH: u32 = if cfg!(miri) { 16 } else { 256 };
 
 impl Refcounts {
-    /// In whole batches.
+    /// The number of whole batches.
     pub(super) fn batches(&self) -> usize {
         (self.0 / BATCH) as usize
     }
@@ -32,14 +32,14 @@ impl Refcounts {
 
 impl PoolState {
     /// A reference for a handle.
-    pub(crate) fn share<D: Driver>(&mut self, pool: &Arc<Pool<D>>) -> Arc<Pool<D>> {
+    pub(crate) fn reference<D: Driver>(&mut self, pool: &Arc<Pool<D>>) -> Arc<Pool<D>> {
         self.move_out(pool);
         // SAFETY: a reference that was counted and belongs to the state (K1) becomes the handle's; it is this pool's, whose
         // state is locked.
         unsafe { Arc::from_raw(Arc::as_ptr(pool)) }
     }
 
-    /// A reference moves out of the state, without an atomic step if one is here. Nobody has it: it is lost if none is made of it.
+    /// Moves a reference out of the state, without an atomic operation if one is stored. The caller must make it into an `Arc`; otherwise it is lost.
     #[inline]
     pub(super) fn move_out<D: Driver>(&mut self, pool: &Arc<Pool<D>>) {
         self.refcounts.0 = match self.refcounts.0.checked_sub(1) {
@@ -59,15 +59,15 @@ impl PoolState {
 }
 
 impl<D: Driver> Pool<D> {
-    /// The last stream, or the allocator, goes: frees have to look after that from now on, and those in the state end. The caller
-    /// holds a reference, unlocks, and gives what is returned to [`Pool::release`].
+    /// The last stream, or the allocator, goes: frees must check for that from now on, and the references in the state end. The caller
+    /// holds a reference, unlocks, and passes what is returned to [`Pool::release`].
     pub(crate) fn leave(state: &mut Held<'_>, why: Watch) -> Refcounts {
         state.watch.set(Watch::LEAVING);
         state.watch.set(why);
         core::mem::take(&mut state.refcounts)
     }
 
-    /// Ends references that lay in the pool's state. Called with no lock held.
+    /// Ends references that were stored in the pool's state. Called with no lock held.
     pub(crate) fn release(pool: &Arc<Pool<D>>, Refcounts(count): Refcounts) {
         for _ in 0..count {
             // SAFETY: each was counted and belonged to the state (K1), which gave it up; the caller's own is one more.
@@ -88,7 +88,7 @@ mod tests {
         of.strong_count()
     }
 
-    /// Each reference is somewhere: with others, in handles, or in the state.
+    /// Each reference is somewhere: with other holders, in handles, or in the state.
     #[test]
     fn references_are_counted_in_batches_and_none_is_lost() {
         let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
@@ -115,8 +115,8 @@ mod tests {
         assert_eq!(references(&pool), 0, "swept away");
     }
 
-    /// A stream that is asked at each allocation, and one whose allocations are recorded: the free puts a reference back, so
-    /// the allocation must have taken one. Else the count grows by one a pair, and the stream's end takes as many steps.
+    /// A stream that is asked whether it captures at each allocation, and one whose allocations are recorded: the free puts a reference back, so
+    /// the allocation must have taken one. Otherwise the count would grow by one for each pair, and the stream's end would take as many steps.
     #[test]
     fn on_every_way_to_memory_the_free_puts_back_what_was_taken() {
         let sink = Arc::new(crate::trace::Ring::new(1));
@@ -142,8 +142,8 @@ mod tests {
         }
     }
 
-    /// K3, for Miri with many seeds (`.ci/miri`): the free that puts its reference back releases the lock of a pool that
-    /// another thread frees at once.
+    /// K3, for Miri with many seeds (`.ci/miri`): a free that puts its reference back releases the lock of a pool that
+    /// another thread frees at that moment.
     #[test]
     fn a_pool_goes_beside_the_last_free() {
         let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(references(&pool), 0);
     }
 
-    /// Whatever goes last, nothing stays.
+    /// Whichever holder goes last, nothing stays.
     #[test]
     fn in_every_order_of_ends_the_pool_goes() {
         for order in 0..6 {

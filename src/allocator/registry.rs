@@ -2,10 +2,10 @@
 //!
 //! `order` keeps the numbers; here they meet the driver: markers are made, waited for, queried and recycled. A timeline
 //! ([`StreamTimeline`]) belongs to the device and outlives its stream, so that stamps can be compared long after the stream is
-//! gone. The registry hangs on the driver value ([`DeviceSlot`](crate::driver::DeviceSlot)) and dies with the device's
+//! gone. The driver value holds the registry ([`DeviceSlot`](crate::driver::DeviceSlot)), which is dropped with the device's
 //! last allocator.
 //!
-//! Nothing here ends a capture of somebody else's: who can be marked how is `marking`.
+//! Nothing here ends a capture by other code: `marking` decides how each stream can be marked.
 //!
 //! It does not know pools, chunks or bytes.
 
@@ -19,7 +19,7 @@ pub(crate) mod uses;
 
 use super::events::{EventPool, SharedEvent};
 use super::timeline::new_timeline;
-pub(crate) use super::timeline::{CONTEXT, StreamTimeline};
+pub(crate) use super::timeline::{CONTEXT, NO_TIMELINE, StreamTimeline};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind};
 use crate::error::{DriverError, DriverErrorKind};
@@ -37,14 +37,14 @@ use maintenance::{Listed, Maintenance};
 use marking::{Means, held_back};
 pub(crate) use marking::{Named, is_marked_by_handle};
 
-/// How long a request waits for somebody else's last marker of a stream. Making one takes microseconds; if it cannot be recorded,
-/// its maker may wait for the whole stream.
+/// How long a request waits for a stream's last marker that another thread is making. Making one takes microseconds; if it cannot be recorded,
+/// that thread may wait for the whole stream.
 pub(crate) const CLOSING: Duration = Duration::from_millis(1);
 
-/// Lists of pools, and tables of timelines, shorter than this are not looked through.
+/// Lists of pools, and tables of timelines, shorter than this are not swept.
 pub(super) const SWEEP_LEAST: usize = 16;
 
-/// A marker half made (O8): its number and the clock's copy, taken in one hold of the timeline's lock.
+/// A marker that is reserved and not recorded yet (O8): its number and the clock's copy, taken in one hold of the timeline's lock.
 struct Reserved<D: Driver> {
     number: Epoch,
     copy: Clock,
@@ -53,7 +53,7 @@ struct Reserved<D: Driver> {
     named: Named,
 }
 
-/// A close under way. Its end leaves the timeline no longer closing, and with its stream if that is still here.
+/// A close under way. Its drop clears the timeline's `closing` flag, and returns the stream if the close failed.
 struct Closing<'a, D: Driver> {
     timeline: &'a StreamTimeline<D>,
     native: Option<D::Stream>,
@@ -74,9 +74,9 @@ impl<D: Driver> Drop for Closing<'_, D> {
 enum May {
     /// Record events, of single streams.
     MarkByHandle,
-    /// And context-wide ones.
+    /// The same, and context-wide events.
     Mark,
-    /// And wait for it.
+    /// The same, and wait for the device.
     Wait,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Registry<D: Driver> {
     outstanding: Outstanding,
     #[cfg(feature = "cuda")]
     attach_above: entered::AttachAbove,
-    /// Timelines whose due or closable flag went up and that no call has served since.
+    /// Timelines whose due or closable flag was raised and that no call has maintained since.
     maintenance: Ranked<Listed<D>>,
     /// Whether there are any.
     maintenance_due: AtomicBool,
@@ -103,7 +103,7 @@ struct Table<D: Driver> {
     next: u32,
 }
 
-/// What the host knows complete, read under one lock of the registry.
+/// What the host knows to be complete, read under one lock of the registry.
 pub(crate) struct Seen<'a, D: Driver>(crate::sync::RankedGuard<'a, Table<D>>, &'a StreamTimeline<D>);
 
 impl<D: Driver> Completed for Seen<'_, D> {
@@ -122,7 +122,7 @@ impl<D: Driver> Seen<'_, D> {
     }
 }
 
-/// A driver call on a stream that the timeline has let go: a mistake of ours, which no request passes over.
+/// The error of a driver call on a stream that the timeline has released: a mistake in this library, which no request passes over.
 fn gone(call: &'static str) -> DriverError {
     DriverError::new(call, 400, DriverErrorKind::Other, "the stream was destroyed")
 }
@@ -152,7 +152,7 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// The timeline of a live stream, the one it has or a new one, with one more pool counted on it.
+    /// The timeline of a live stream, its present one or a new one, with one more pool counted on it.
     pub(crate) fn attach(
         &self,
         info: StreamInfo,
@@ -161,8 +161,8 @@ impl<D: Driver> Registry<D> {
     ) -> Arc<StreamTimeline<D>> {
         let mut table = self.table.lock();
         if let Some(timeline) = table.by_stream.get(&info.id) {
-            // A closed timeline's stamps stay comparable under its old id; the stream begins a new one. Counted under the
-            // timeline's lock, where closing looks.
+            // A closed timeline's stamps stay comparable under its old id; the stream gets a new one. Counted under the
+            // timeline's lock, under which closing reads the count.
             let mut state = timeline.state.lock();
             if state.native.is_some() && !state.closing {
                 timeline.adopted.fetch_or(adopted, Ordering::Relaxed);
@@ -176,7 +176,7 @@ impl<D: Driver> Registry<D> {
         let id = TimelineId(table.next);
         table.next = table.next.checked_add(1).expect("2^32 streams in one process");
         let timeline = new_timeline(id, info, Some(native.clone()));
-        // Before anybody finds it.
+        // Before any other thread can find it.
         timeline.adopted.store(adopted, Ordering::Relaxed);
         timeline.pools.store(1, Ordering::Release);
         table.by_stream.insert(info.id, Arc::clone(&timeline));
@@ -199,7 +199,7 @@ impl<D: Driver> Registry<D> {
         timelines
     }
 
-    /// What the host knows complete. Holds the registry's lock; no driver call while it lives.
+    /// What the host knows to be complete. Holds the registry's lock; no driver call while it lives.
     pub(crate) fn seen(&self) -> Seen<'_, D> {
         Seen(self.table.lock(), &self.context)
     }
@@ -242,7 +242,7 @@ impl<D: Driver> Registry<D> {
     /// O8: reserve, copy the clock, record, publish. `None` when the timeline is closed: its closing marker covers all.
     ///
     /// # Errors
-    /// The driver's; the stream captures; it cannot be marked here and now ([`Means::Nothing`]): then it falls due.
+    /// The driver's; the stream captures; it cannot be marked by this call ([`Means::Nothing`]): then a marker falls due.
     pub(crate) fn make_marker_as(
         &self,
         driver: &D,
@@ -258,7 +258,7 @@ impl<D: Driver> Registry<D> {
         let event = self.watch(self.events.take(driver))?;
         let reserved = {
             let state = timeline.state.lock();
-            // Holding a clone keeps the native stream until the record has returned.
+            // A clone keeps the native stream alive until the record has returned.
             let native = state.native.clone();
             if native.is_none() && timeline.id != CONTEXT {
                 drop(state);
@@ -274,7 +274,7 @@ impl<D: Driver> Registry<D> {
         Ok(Some(marker))
     }
 
-    /// The second half of a marker: record, publish.
+    /// The second half of making a marker: record, publish.
     fn record(
         &self,
         driver: &D,
@@ -284,7 +284,7 @@ impl<D: Driver> Registry<D> {
     ) -> DriverResult<Marker<SharedEvent<D>>> {
         let record = || {
             pause_point!("numbered" unless timeline.state.lock().closing);
-            // The native stream is held; planted is that it was not.
+            // The clone keeps the native stream; the planted bug behaves as if it did not.
             if mutant!(Z39) && native.is_some() && timeline.is_closed() && !timeline.state.lock().closing {
                 return Err(gone("record"));
             }
@@ -292,7 +292,7 @@ impl<D: Driver> Registry<D> {
             let frees = timeline.unmarked_frees.swap(0, Ordering::Relaxed);
             let bytes = timeline.unmarked_bytes.swap(0, Ordering::Relaxed);
             let failed = Undo::new(|| {
-                // The number covers nothing; the event captured nothing that anybody looks at, and can serve again.
+                // The number covers nothing. No wait or query uses the event, so it can be recorded again.
                 timeline.loosen();
                 timeline.unmarked_frees.fetch_add(frees, Ordering::Relaxed);
                 timeline.unmarked_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -312,7 +312,7 @@ impl<D: Driver> Registry<D> {
     }
 
     /// The marker to wait for: the oldest published one that covers `epoch`, else a new one. `None`: complete. While the stream's last
-    /// marker is being made, waits for that, for at most `limit`: its maker may have to wait for the whole stream instead.
+    /// marker is being made, waits for it, for at most `limit`: the closing thread may have to wait for the whole stream instead.
     pub(super) fn marker_for(
         &self,
         driver: &D,
@@ -369,7 +369,7 @@ impl<D: Driver> Registry<D> {
         self.insert_wait(driver, to, pending, limit)
     }
 
-    /// Orders later work on `to` after `pending`, which was seen not to be ordered yet.
+    /// Orders later work on `to` after `pending`, which the caller found not to be ordered yet.
     pub(super) fn insert_wait(
         &self,
         driver: &D,
@@ -387,7 +387,7 @@ impl<D: Driver> Registry<D> {
         })
     }
 
-    /// Makes `to` wait for a marker of `on`; what it learns counts only once the wait has returned.
+    /// Makes `to` wait for a marker of `on`; the clock of `to` rises only once the wait has returned.
     pub(crate) fn wait_for(
         &self,
         driver: &D,
@@ -413,9 +413,10 @@ impl<D: Driver> Registry<D> {
         )
     }
 
-    /// What a wait taught. A marker that its maker held while timelines left the table still names those, and would give them
-    /// to whoever waits for it, and so to all markers made there, for ever. A clock names each timeline once: one that is longer
-    /// than the table is rid of them. And one that has become crowded is looked at: what is over is named no more.
+    /// Bounds a clock after a wait. A marker that a user kept while timelines left the table still names those, and would pass them on
+    /// to every stream that waits for it, and so to all markers made there, forever. A clock names each timeline once: if it is longer
+    /// than the table, the names of timelines that left are removed. And if it has become crowded, its timelines are queried, and those that are
+    /// complete are removed.
     fn learnt(&self, driver: &D, to: &StreamTimeline<D>, on: TimelineId, marker: &Marker<SharedEvent<D>>) {
         let (named, crowded) = {
             let mut state = to.state.lock();
@@ -448,7 +449,7 @@ impl<D: Driver> Registry<D> {
             Ok(done)
         });
         match waited {
-            // A driver without context-wide markers: the whole context is waited for instead, unless somebody may capture.
+            // A driver without context-wide markers: waits for the whole context instead, unless other code may capture.
             Err(e)
                 if timeline.id == CONTEXT
                     && e.kind == DriverErrorKind::NotSupported
@@ -463,9 +464,9 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Says that a timeline has pending maintenance for the next call that may speak to the driver.
+    /// Notes that a timeline has maintenance pending for the next call that may call the driver.
     pub(crate) fn request_maintenance(&self, timeline: &Arc<StreamTimeline<D>>) {
-        // Not a store: of two who raise it, whoever serves has to see what both did before, and a store by the second would
+        // Not a store: when two threads raise it, the one that maintains has to see what both did before, and a store by the second would
         // hide the first.
         if !timeline.maintenance_due.swap(true, Ordering::AcqRel) {
             self.maintenance.lock().put(timeline);
@@ -473,26 +474,27 @@ impl<D: Driver> Registry<D> {
         self.maintenance_due.swap(true, Ordering::AcqRel);
     }
 
-    /// Makes the markers that have fallen due (O9) and closes the streams that may be. Failures leave the flags up; of those that failed the last
-    /// time one is tried again, and the next one behind each that could be done, so that a call has one failure however many there are. Waits for nothing.
+    /// Makes the markers that have fallen due (O9) and closes the streams that may be closed. Failures leave the flags raised. Of the timelines that
+    /// failed the last time one is tried again, and after each that succeeds the next one, so that a call has one failure however many there are.
+    /// Waits for nothing.
     pub(crate) fn run_maintenance(&self, driver: &D) {
         self.run_due_maintenance(driver, May::Mark);
     }
 
-    /// Makes the markers that are due beside captures that nobody can be asked about: what needs a context-wide event, which ends them, is
+    /// Makes the due markers beside captures that cannot be detected: what needs a context-wide event, which would end them, is
     /// left to another call.
     pub(crate) fn run_maintenance_beside_captures(&self, driver: &D) {
         self.run_due_maintenance(driver, May::MarkByHandle);
     }
 
-    /// Makes the markers that are due for a caller that has just waited for the device, or that waits for it anyway: it does again where a
-    /// closing marker cannot be recorded, and tries all that failed. Nobody else does, since a capture would not survive it.
+    /// Makes the due markers for a caller that has just waited for the device, or waits for it anyway: if a closing marker cannot be
+    /// recorded it waits again, and it tries all timelines that failed. No other call does, since a capture would not survive it.
     pub(crate) fn run_maintenance_and_wait(&self, driver: &D) {
         self.run_due_maintenance(driver, May::Wait);
     }
 
     fn run_due_maintenance(&self, driver: &D, may: May) {
-        // Whoever drops a stream while a panic passes through leaves maintenance to a later call: a second panic would be the end.
+        // A stream dropped while a panic unwinds leaves maintenance to a later call: a second panic would abort the process.
         if !self.maintenance_due.load(Ordering::Acquire)
             || std::thread::panicking()
             || !self.maintenance_due.swap(false, Ordering::AcqRel)
@@ -501,13 +503,13 @@ impl<D: Driver> Registry<D> {
         }
         let mut maintenance = Maintenance::of(self, may == May::Wait);
         while let Some(timeline) = maintenance.next() {
-            // Down before the flags are looked at: what is raised from here on is maintenance of its own.
+            // Lowered before the flags are read: what is raised from here on is maintenance of its own.
             timeline.maintenance_due.swap(false, Ordering::AcqRel);
             if may == May::MarkByHandle && Means::of(driver, &timeline, Named::No) == Means::Context {
                 self.request_maintenance(&timeline);
                 continue;
             }
-            // Who cannot be marked here is served by the next call that names it.
+            // A timeline that cannot be marked by this call is marked by the next call that names its stream.
             let mut fails = false;
             if timeline.is_due() && Means::of(driver, &timeline, Named::No) != Means::Nothing {
                 if self.make_marker(driver, &timeline).is_ok() {
@@ -527,20 +529,20 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Makes a marker on every timeline that may carry stamps no marker covers, so that completion can be seen. One that cannot be
-    /// marked keeps none of the others from it.
+    /// Makes a marker on every timeline that may have stamps no marker covers, so that completion can be seen. A timeline that cannot be
+    /// marked does not keep the others from it.
     ///
     /// # Errors
-    /// The driver's first one that says more than that a stream captures or is gone.
+    /// The driver's first one that does not merely say that a stream captures or is gone.
     pub(crate) fn mark_all(&self, driver: &D) -> DriverResult<()> {
         let mut refused = Ok(());
         for timeline in self.timelines() {
             if timeline.id != CONTEXT {
                 match self.make_marker(driver, &timeline) {
-                    // What a capturing stream did before is learnt after the capture; one that was to last, and did not, has
-                    // nobody who could mark it.
+                    // What a capturing stream did before is learnt after the capture. A stream that was promised to last, and did not, can never be
+                    // marked.
                     Err(e) if e.is_of_one_stream() => {}
-                    // What nobody can mark here and now: when its stream is named, or the program synchronises.
+                    // It cannot be marked by this call, only by one that names its stream, or when the program synchronises.
                     Err(e)
                         if e.kind == DriverErrorKind::NotSupported
                             && !timeline.is_marked_by_handle(Named::No) => {}
@@ -548,7 +550,7 @@ impl<D: Driver> Registry<D> {
                     made => refused = refused.and(made.map(drop)),
                 }
             } else if timeline.is_due() {
-                // What `free_unknown` leaves is marked at once, or due. Where that is not to be had, it stays due.
+                // What `free_unknown` leaves is marked at once, or due. If it cannot be marked now, it stays due.
                 match self.make_marker(driver, &timeline) {
                     Err(e)
                         if !matches!(e.kind, DriverErrorKind::NotSupported | DriverErrorKind::Capturing) =>
@@ -562,10 +564,10 @@ impl<D: Driver> Registry<D> {
         refused
     }
 
-    /// A use by nobody knows whom ended: a context-wide marker, now, or as soon as one can be made.
+    /// A use by unknown streams ended: makes a context-wide marker now, or as soon as one can be made.
     pub(crate) fn mark_context(&self, driver: &D) {
         if Means::of(driver, &self.context, Named::No) == Means::Nothing {
-            // When the program synchronises.
+            // It can be made when the program synchronises.
             return;
         }
         if self.make_marker(driver, &self.context).is_err() && laws::context_falls_due() {
@@ -574,8 +576,8 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// The last pool on the timeline closed and no use is open: makes the closing marker and lets the native stream go.
-    /// Called with no lock held. `Ok(false)`: somebody came back, or somebody else closes it.
+    /// The last pool on the timeline closed and no use is open: makes the closing marker and drops the native stream.
+    /// Called with no lock held. `Ok(false)`: a pool or a use came back, or another thread closes it.
     pub(crate) fn close(
         &self,
         driver: &D,
@@ -596,32 +598,32 @@ impl<D: Driver> Registry<D> {
             }
             let Some(native) = state.native.take() else { return Ok(false) };
             let alone = timeline.is_nobodys(driver, &native);
-            // From here on nobody reserves a number; who needs a marker waits for the closing one.
+            // From here on no thread reserves a number; a thread that needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.markers.clock().clone();
             timeline.tighten(&state);
             let (number, named) = (timeline.reserve(&state), Named::No);
             (native.clone(), alone, Reserved { number, copy, native: Some(native), means, named })
         };
-        // Until it is done the timeline has its stream again at the end, whether a call fails or panics.
+        // If a call fails or panics before the close is done, the timeline gets its stream back.
         let mut closing = Closing { timeline, native: Some(native.clone()) };
         let last = reserved.number;
         let made = event.and_then(|event| self.record(driver, timeline, event, reserved)).map(drop);
         let proof = made.or_else(|e| {
-            // Nobody is left who could end the capture: the stream ends in it, as the driver's own destroy does, and what it did before is
+            // No other code is left that could end the capture: the stream ends in it, as the driver's own destroy would, and its earlier work is
             // complete when the program synchronises. The capture of another stream, which this one had joined, survives that.
             let captures = || matches!(self.watch(driver.is_capturing(&native)), Ok(true));
             if e.kind == DriverErrorKind::Capturing && alone && captures() {
                 timeline.loosen();
                 return Ok(());
             }
-            // A capture does not survive a wait for its stream, or for the device: it is closed after the capture. And no
-            // request waits without bound: then it is closed by a call that may.
+            // A capture does not survive a wait for its stream, or for the device: the stream is closed after the capture. And no
+            // request waits without a bound: then a call that may wait closes it.
             if e.kind == DriverErrorKind::Capturing || !may_wait {
                 return Err(e);
             }
-            // The record failed: completion of the whole stream, asked for after the number was reserved, proves as much;
-            // or of the device, where the handle means another stream here.
+            // The record failed. A wait for the whole stream that begins after the number was reserved proves the same;
+            // or a wait for the device, where the handle means another stream on this thread.
             let waited = driver.relaxed(|| {
                 if means == Means::Handle {
                     driver.synchronize_stream(&native)
@@ -632,7 +634,7 @@ impl<D: Driver> Registry<D> {
             self.watch(waited).map(|()| self.complete_through(timeline, last))
         });
         proof?;
-        // Counted before anybody can take it out of the table.
+        // Counted before any other thread can take it out of the table.
         self.closed();
         let ended = closing.native.take();
         drop(closing);
@@ -642,15 +644,15 @@ impl<D: Driver> Registry<D> {
         Ok(true)
     }
 
-    /// Closes a timeline that nobody can mark, with no driver call. Every stamp of it was loaded by now: those that no marker covers are
-    /// complete when the program synchronises, as is the number that is its last then.
+    /// Closes a timeline that no call can mark, without a driver call. All its stamps were loaded by now: those that no marker covers are
+    /// complete when the program synchronises, as is the number that is its last from then on.
     fn close_unmarked(&self, driver: &D, timeline: &StreamTimeline<D>) -> bool {
         let native = {
             let mut state = timeline.state.lock();
             let idle =
                 timeline.pools.load(Ordering::Acquire) == 0 && timeline.open.load(Ordering::Acquire) == 0;
-            // Somebody may have come by a reference that lasts, and be gone again: what was freed meanwhile wants a marker, and
-            // requested maintenance for it.
+            // Other code may have adopted the stream by a lasting reference, and left it again: what was freed meanwhile needs a marker, and
+            // maintenance was requested for it.
             if !idle || state.closing || Means::of(driver, timeline, Named::No) != Means::Nothing {
                 return false;
             }
@@ -658,14 +660,14 @@ impl<D: Driver> Registry<D> {
             if native.is_some() && laws::last_number_covers(timeline.is_loose()) {
                 timeline.reserve(&state);
             }
-            // Counted before anybody can take it out of the table.
+            // Counted before any other thread can take it out of the table.
             if native.is_some() {
                 self.closed();
             }
             native
         };
         let Some(native) = native else { return false };
-        // Its drop may speak to the driver.
+        // Dropping it may call the driver.
         drop(native);
         true
     }

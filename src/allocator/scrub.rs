@@ -1,16 +1,16 @@
-//! Scrubbing: memory that changes hands shows nothing of its former life.
+//! Scrubbing: reused memory shows nothing of its earlier contents.
 //!
-//! Bytes are overwritten with zeroes when they are handed out, not when they are dropped, because a drop makes no driver
-//! call (law O9), and by the time the next tenant comes the order that reuse needs is there anyway (O1). The fill goes to
-//! the new tenant's own stream, so that nobody waits for it on the host:
+//! Bytes are overwritten with zeroes when they are allocated, not when they are dropped, because a drop makes no driver
+//! call (law O9), and at the next allocation the order that reuse needs is established anyway (O1). The fill goes to
+//! the new owner's stream, so the host does not wait for it:
 //!
 //! 1. **In stream order**, work on the home stream queued after the allocation comes after the fill.
-//! 2. **Elsewhere**, the fill is part of the bytes' former life (O7): the birth stamp is taken anew behind it, so that
+//! 2. **On other streams**, the fill is part of the earlier use of the bytes (O7): the birth stamp is renewed behind it, so that
 //!    `share_with` orders a first use on another stream behind the fill too.
-//! 3. **Pinned bytes** are complete when they are handed out (O4), and are overwritten by the CPU.
+//! 3. **Pinned bytes** are complete when they are allocated (O4), and the CPU overwrites them.
 //! 4. **What goes back to the device**, the driver overwrites (`Driver::scrubbing`).
 //!
-//! Between a drop and the next hand-out the bytes lie in the cache as they were; nothing hands them out. This file does not
+//! Between a drop and the next allocation the bytes stay in the cache unchanged, and no allocation contains them. This file does not
 //! know how memory is found.
 
 #![allow(
@@ -25,7 +25,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::laws;
 
-/// Fills what was just handed out: the bytes that were asked for, which are all that its owner may touch. If the fill
+/// Fills a new allocation: the requested bytes, which are all that its owner may access. If the fill
 /// cannot be queued, the allocation is freed again.
 pub(super) fn device<D: Driver>(
     allocation: Allocation<D>,
@@ -47,7 +47,7 @@ pub(super) fn device<D: Driver>(
     Ok(allocation)
 }
 
-/// Overwrites pinned bytes that were just handed out.
+/// Overwrites the bytes of a new pinned allocation.
 pub(super) fn pinned<D: Driver>(allocation: &PinnedAllocation<D>) {
     let bytes = usize::try_from(allocation.len()).unwrap_or(usize::MAX);
     if bytes > 0 {

@@ -1,23 +1,23 @@
-//! Which pools may have something to give: their numbers, by the length of their longest free range of each kind.
+//! Which pools may be sources of a migration: their numbers, by the length of their longest free range of each kind.
 //!
-//! A miss of a program with thousands of streams cannot look at every pool. So the core keeps all pools that have free memory
-//! in the order of a bound on their longest free range, small segments' apart from large ones', and a miss looks at those that
+//! A miss of a program with thousands of streams cannot look at every pool. So the core sorts all pools that have free memory
+//! by a bound on their longest free range, small segments' apart from large ones', and a miss looks at those that
 //! may have enough of a kind that it takes. A pool moves upwards at a free or an entry that makes a range longer than the bound, and
-//! downwards where a search found the truth. Neither is a hit, nor a free that makes no longer range than there was.
+//! downwards when a search finds that the bound is too high. Neither happens in a hit, nor in a free that makes no longer range.
 //!
-//! Nor can a miss look again and again at thousands of pools whose memory is all pending. Where there are many, a pool that
-//! was looked at in vain stands [`aside`]: its length is that of what is complete of it. It comes back when its
-//! timeline moves on ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
-//! if its stream is ordered after some of it, or when it asks the device about a few of those that have a marker to ask about.
+//! Nor can a miss look again and again at thousands of pools whose memory is all pending. If there are many, a pool that
+//! was looked at in vain stands [`aside`]: it is sorted by the length of what is complete of it. It comes back when its
+//! timeline progresses ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
+//! if its stream is ordered after some of it, or when the miss queries a few of those that have a marker to query.
 //!
-//! - **F1** While nobody holds a pool's lock, it stands at the bound of each kind, or nowhere if that is 0. The bound may be
+//! - **F1** While no thread holds a pool's lock, the pool is listed at its bound of each kind, or not at all if that is 0. The bound may be
 //!   too high and is never too low ([`Pool::longest_hint`]), so a pool that could serve is never left out.
-//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than it says, and of at
-//!   least any length no longer one with a stamp below the least that it says for that length.
-//! - **F3** While nobody holds a pool's lock, it stands at a bound on its longest range in flight too, or nowhere if that is 0: too
-//!   high at times, because what is drained does not lower it but the next look does, and never too low.
+//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than recorded, and among its
+//!   longer ranges of at least any length none with a stamp below the least that is recorded for that length.
+//! - **F3** While no thread holds a pool's lock, it is listed at a bound on its longest range in flight too, or not at all if that is 0: too
+//!   high at times, because a drain does not lower it but the next search does, and never too low.
 //!
-//! It does not know what a pool would accept, nor pools that have left: numbers are looked up in the list.
+//! It does not know what a pool would accept, nor pools that have left: numbers are looked up in the list of pools.
 //!
 //! [`Pool::longest_hint`]: super::pool::Pool::longest_hint
 
@@ -38,18 +38,18 @@ use hashbrown::HashMap;
 use news::News;
 use std::collections::BTreeSet;
 
-/// With no more pools than this, none begins to stand aside: each is looked at. One that stands aside while some of it is complete
+/// With no more pools than this, each is looked at and none starts to stand aside. One that stands aside while some of it is complete
 /// counts twice.
 const FEW: usize = 64;
-/// So many are named at once, of many.
+/// How many pools are returned at once, if there are many.
 const PAGE: usize = 16;
-/// Classes to a power of two, as a power of two.
+/// The base-two logarithm of the number of classes in a power of two.
 const FINE: u32 = 3;
 
-/// A pool by a length, in granules.
+/// A pool's number behind a length in granules.
 type At = (u32, u32);
 
-/// A class of lengths, eight to a power of two: of two lengths the longer one is in no lower class.
+/// A class of lengths, eight to a power of two: of two lengths the longer one is never in a lower class.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Class(u32);
 
@@ -57,7 +57,7 @@ impl Class {
     /// The class of a range of `len` granules.
     fn of(len: u32) -> Class {
         let power = len.checked_ilog2().unwrap_or(0);
-        // The power, and behind it the bits of the length that follow its first.
+        // The power, followed by the bits of the length after its first.
         let bits = if power < FINE { len << (FINE - power) } else { len >> (power - FINE) };
         Class(power << FINE | bits & ((1 << FINE) - 1))
     }
@@ -67,7 +67,7 @@ impl Class {
     }
 }
 
-/// Of each class of lengths the pool with the least length, and of these the oldest, from `len` granules on.
+/// For each class of lengths, from `len` granules on, the pool with the least length, and among equals the oldest.
 fn first_of_each_class(pools: &BTreeSet<At>, len: u32) -> impl Iterator<Item = u32> + use<'_> {
     let mut from = Some(len);
     core::iter::from_fn(move || {
@@ -77,12 +77,12 @@ fn first_of_each_class(pools: &BTreeSet<At>, len: u32) -> impl Iterator<Item = u
     })
 }
 
-/// All pools that have free memory.
+/// All pools that have free memory or ranges in flight.
 pub(crate) struct MigrationSources {
     kinds: Ranked<[Order; 2]>,
     /// All pools that have ranges in flight, by their bound.
     in_flight: Ranked<BTreeSet<At>>,
-    /// Of pools that stand aside.
+    /// News of pools that stand aside.
     news: Arc<News>,
     pub(super) few: usize,
 }
@@ -90,24 +90,24 @@ pub(crate) struct MigrationSources {
 /// All pools that have free memory of one kind.
 #[derive(Default)]
 struct Order {
-    /// By their bound: on what is complete, for those that stand aside.
+    /// By their bound: for those that stand aside, by the longest range that is complete.
     by_len: BTreeSet<At>,
     aside: Aside,
 }
 
 /// Pools that may have enough, by their numbers.
 pub(super) struct Candidates {
-    /// All of which the bound is high enough, in order of their numbers; of many the first page, in order of their lengths.
+    /// All whose bound is high enough, sorted by number; if there are many, they come in pages instead.
     pub(super) first: Vec<u32>,
-    /// Where the next page begins, for each kind.
+    /// Where the next page starts, for each kind.
     pub(super) more: Vec<Page>,
-    /// Of those that stand aside: those of which the stream may be ordered after something.
+    /// Among those that stand aside: those of which the stream may be ordered after something.
     pub(super) in_order: Vec<u32>,
-    /// And some to be asked about.
+    /// And some to query.
     pub(super) to_ask: Vec<u32>,
 }
 
-/// Pools that have enough of a kind, behind this one.
+/// Pools that have enough of a kind, sorted behind this one.
 pub(super) struct Page(Kind, At);
 
 impl Order {
@@ -162,7 +162,7 @@ impl MigrationSources {
         };
         let complete = place.complete.min(now);
         if complete == now {
-            // All that there may be is complete.
+            // Everything that it may have is complete.
             order.set(pool, place.complete, now);
             return;
         }
@@ -171,13 +171,13 @@ impl MigrationSources {
         order.aside.insert(pool, place);
     }
 
-    /// Whether there are so many pools that one which was looked at in vain stands aside.
+    /// Whether there are so many pools that one that was looked at in vain stands aside.
     pub(super) fn are_many(&self, kind: Kind) -> bool {
         self.kinds.lock()[kind as usize].len() > self.few
     }
 
-    /// A pool that was looked at in vain stands aside until there is news of its timeline. `ripe` is what was complete of it when
-    /// `complete` was. Called under the pool's lock. Returns whether it does: not if all that it may have is complete.
+    /// Sets a pool aside that was looked at in vain, until there is news of its timeline. `ripe` is what was complete of it when
+    /// `complete` was. Called under the pool's lock. Returns whether it stands aside: not if everything that it may have is complete.
     pub(super) fn set_aside<D: Driver>(
         &self,
         pool: u32,
@@ -199,7 +199,7 @@ impl MigrationSources {
             order.aside.insert(pool, Place::new(timeline.id, longest, ripe, since));
         }
         timeline.listeners.listen(&self.news, pool);
-        // Only now: what came since would not be told.
+        // Only now: progress made before `listen` is not notified.
         let (now, asking) = timeline.progress();
         if now > complete {
             timeline.listeners.tell();
@@ -210,12 +210,12 @@ impl MigrationSources {
         true
     }
 
-    /// Something entered a pool, which stands aside no more. Called under the pool's lock.
+    /// Something entered a pool, which no longer stands aside. Called under the pool's lock.
     pub(crate) fn call_back(&self, pool: u32, kind: Kind) {
         self.kinds.lock()[kind as usize].call_back(pool);
     }
 
-    /// Who may have a free range of `len` granules of one of these kinds, for a stream and its clock.
+    /// The pools that may have a free range of `len` granules of one of these kinds, for a stream and its clock.
     pub(super) fn of(&self, kinds: &[Kind], len: u32, to: TimelineId, clock: &Clock) -> Candidates {
         let news = self.news.take();
         let mut orders = self.kinds.lock();
@@ -242,7 +242,7 @@ impl MigrationSources {
         found
     }
 
-    /// The next of many that have enough: those with the least to spare first. Nobody, at the end.
+    /// The next page of the many that have enough: those with the least to spare first. Empty at the end.
     pub(super) fn next(&self, page: &mut Page) -> Vec<u32> {
         let orders = self.kinds.lock();
         let Page(kind, from) = page;
@@ -255,7 +255,7 @@ impl MigrationSources {
         found.into_iter().map(|(_, pool)| pool).collect()
     }
 
-    /// Some who may have a free range of `len` granules, pending or not: the oldest of each class.
+    /// Some pools that may have a free range of `len` granules, pending or not: the first of each class.
     pub(super) fn oldest_of(&self, len: u32) -> Vec<u32> {
         let orders = self.kinds.lock();
         let each = |order: &Order| -> Vec<u32> {
@@ -268,7 +268,7 @@ impl MigrationSources {
         oldest
     }
 
-    /// All who may have a range of `len` granules, of either kind, pending or not, or in flight: by their numbers.
+    /// All pools that may have a range of `len` granules, of either kind, pending or not, or in flight: sorted by number.
     pub(super) fn all_of(&self, len: u32) -> Vec<u32> {
         let mut all: Vec<u32> = self.in_flight.lock().range((len, 0)..).map(|&(_, pool)| pool).collect();
         let orders = self.kinds.lock();
@@ -282,7 +282,7 @@ impl MigrationSources {
         all
     }
 
-    /// Panics unless F1 and F3 hold of these pools, with their bounds, and of nobody else. Not while other threads allocate or free.
+    /// Panics unless F1 and F3 hold of exactly these pools, with their bounds. Not while other threads allocate or free.
     pub(crate) fn check(&self, pools: &[(u32, [u32; 3])]) {
         let flying = pools.iter().map(|&(pool, [.., of])| (of, pool)).filter(|at| at.0 > 0);
         assert_eq!(*self.in_flight.lock(), flying.collect(), "F3: the lengths of what is in flight");
@@ -305,7 +305,7 @@ impl MigrationSources {
         }
     }
 
-    /// Panics unless F2 holds. Not while the timeline moves on.
+    /// Panics unless F2 holds. Not while the timeline progresses.
     pub(crate) fn check_aside<D: Driver>(&self, pool: u32, timeline: &StreamTimeline<D>, heap: &Heap) {
         let complete = timeline.seen();
         if self.news.is_of(pool) {

@@ -1,7 +1,7 @@
 //! Streams as users hold them.
 //!
 //! A [`Stream`] is one native stream and its pool in one allocator. Order between streams that is made through it is
-//! known to the allocator; order that is made behind its back (the driver's own calls) holds on the device but is not
+//! known to the allocator; order that is made without it (by the driver's own calls) holds on the device but is not
 //! known, which costs memory and never safety.
 
 use super::Allocator;
@@ -21,8 +21,8 @@ use core::fmt;
 use smallvec::smallvec;
 
 /// A stream with a pool in an [`Allocator`]. Cheap to clone; may be dropped before or after its
-/// allocations. The last clone's drop may speak to the driver (it marks the stream's end) and does not wait for it,
-/// unless it is the last owner of the allocator: see [`Allocator`], whose end that is.
+/// allocations. The last clone's drop may call the driver (it marks the stream's end) and does not wait for it,
+/// unless it is the last owner of the allocator: see [`Allocator`] for its end.
 ///
 /// There is no current stream: streams are arguments.
 ///
@@ -34,25 +34,25 @@ use smallvec::smallvec;
 /// let (copy, work) = (gpu.stream()?, gpu.stream()?);
 /// let x = gpu.zeros::<f32>(1024, &copy)?;
 /// let mut y = gpu.zeros::<f32>(1024, &work)?;
-/// kernel::saxpy(2.0, &x, &mut y, &work)?; // arrays know what `work` has to come behind
-/// work.wait_stream(&copy)?; // for plain allocations the program says it: on the device, the host goes on
+/// kernel::saxpy(2.0, &x, &mut y, &work)?; // arrays know what `work` has to come after
+/// work.wait_stream(&copy)?; // for plain allocations the program makes the order: on the device, the host does not wait
 /// work.synchronize()?; // the host waits
 /// # Ok(()) }
 /// ```
 pub struct Stream<D: Driver>(Arc<Inner<D>>);
 
-// Each allocation reads it: on cache lines of its own, away from whatever lies beside.
+// Each allocation reads it: on cache lines of its own, away from neighbouring values.
 #[repr(align(128))]
 struct Inner<D: Driver> {
     pool: Arc<Pool<D>>,
     native: D::Stream,
-    /// Somebody else can begin a capture on it, so it is asked.
+    /// Other code can begin a capture on it, so the driver is asked.
     adopted: bool,
-    /// Allocations on it have something to look after beside the heap: one flag for the hot path to look at.
+    /// Whether allocations on it need anything besides the heap: one flag that the hot path checks.
     watched: bool,
-    /// Whether that is more than the question whether it captures.
+    /// Whether that is more than the check for a capture.
     special: bool,
-    /// Only calls that name it mark it.
+    /// Whether only calls that name it may mark it.
     named_only: bool,
     owner: Owner<D>,
 }
@@ -84,19 +84,19 @@ impl<D: Driver> Stream<D> {
     pub(crate) fn is_watched(&self) -> bool {
         self.0.watched
     }
-    /// It is watched for more than captures.
+    /// Whether it is watched for more than captures.
     #[inline]
     pub(crate) fn is_special(&self) -> bool {
         self.0.special
     }
-    /// The allocator it has its pool in.
+    /// The allocator that its pool belongs to.
     pub fn allocator(&self) -> Allocator<D> {
         Allocator { owner: self.0.owner.clone() }
     }
     pub(crate) fn deferred_drops(&self) -> &Arc<DeferredDrops<D>> {
         &self.0.owner.core().deferred_drops
     }
-    /// Keeps a value until all that the stream holds by now is done.
+    /// Keeps a value until everything that the stream holds by now is complete.
     pub(crate) fn keep(&self, value: Box<dyn Send>) {
         let timeline = self.timeline();
         let all = Pending { on: timeline.id, epoch: timeline.stamp() };
@@ -116,46 +116,46 @@ impl<D: Driver> Stream<D> {
     pub fn id(&self) -> StreamId {
         self.info().id
     }
-    /// Identity, device and kind. One that was taken as [unmanaged](StreamInfo::unmanaged) is none from when it is adopted by a reference
-    /// that lasts.
+    /// Identity, device and kind. A stream that was adopted as [unmanaged](StreamInfo::unmanaged) is no longer so once it is adopted by a
+    /// reference that keeps it alive.
     pub fn info(&self) -> StreamInfo {
         StreamInfo { unmanaged: self.timeline().is_unmanaged(), ..self.timeline().info }
     }
-    /// The driver's stream, to launch on.
+    /// The driver's stream, for launches.
     pub fn native(&self) -> &D::Stream {
         &self.0.native
     }
-    /// Its number on the device, as `order` counts.
+    /// The number of its timeline on the device.
     pub fn timeline_id(&self) -> TimelineId {
         self.timeline().id
     }
 
-    /// Never waited on, by other streams or by the host, and never made to wait for the sake of memory: for streams that
-    /// depend on each other through flags or collectives, where an inserted wait could hang the program. Its memory is
-    /// then reused by others only when complete, or when the program itself ordered them. An explicit
+    /// No stream and no host wait that the allocator makes for memory ever waits for it, and it is never made to wait: for streams that
+    /// depend on each other through flags or collectives, where an inserted wait could hang the program. Other streams
+    /// reuse its memory only when it is complete, or when the program itself ordered them. An explicit
     /// [trim](Allocator::trim) may wait for it.
     ///
-    /// Arrays are another matter: an operation on one waits for what it conflicts with, on any stream, independent or not,
-    /// because the data would be wrong otherwise. Keep an array to one of such streams, order them yourself beforehand
+    /// Operations on arrays still wait for what they conflict with, on any stream, independent or not,
+    /// because the data would be wrong otherwise. Use an array on one such stream only, order the streams yourself beforehand
     /// ([`Stream::wait_stream`]), or use plain allocations, whose uses are only recorded.
     pub fn set_independent(&self, on: bool) {
         self.0.owner.core().registry.set_independent(self.timeline(), on);
     }
-    /// Declares the stream independent ([`Stream::set_independent`]) where it is made.
+    /// Declares the stream independent ([`Stream::set_independent`]) where it is created.
     #[must_use]
     pub fn independent(self) -> Stream<D> {
         self.set_independent(true);
         self
     }
 
-    /// Fails where the calling thread may do nothing with it: for another thread's default stream, and for one that is
+    /// Fails if the calling thread may do nothing with it: for another thread's default stream, and for one that is
     /// being captured.
     pub(crate) fn admit(&self, call: &'static str) -> Result<(), Error> {
         self.timeline().own_thread(call)?;
         self.refuse_capture()
     }
 
-    /// Fails for a stream that is being captured. Of a per-thread default stream, to be asked on its own thread.
+    /// Fails for a stream that is being captured. For a per-thread default stream, to be called on its own thread.
     #[inline]
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
         let asked = self.0.adopted
@@ -176,7 +176,7 @@ impl<D: Driver> Stream<D> {
         Ok(())
     }
 
-    /// The call that is under way names this stream, which does not capture: makes the marker that fell due, if only such a call
+    /// The current call names this stream, which does not capture: makes the due marker, if only such a call
     /// may.
     #[inline]
     pub(crate) fn named(&self) {
@@ -192,13 +192,13 @@ impl<D: Driver> Stream<D> {
         }
     }
 
-    /// Marks what was freed on this stream, or behind it, until now, if only calls that name the stream can do that: for a free
-    /// that named it. Nothing on other streams. A marker that fails falls due.
+    /// Makes a marker for what was freed on this stream, or behind it, until now, if only calls that name the stream may: for a free
+    /// that named it. Does nothing on other streams. A marker that fails falls due.
     pub fn mark_frees(&self) {
         let named_only = self.0.named_only && self.timeline().is_named_only();
         if named_only && (self.timeline().is_unmanaged() || self.driver().expects_captures()) {
             self.timeline().raise_due();
-            // A failure leaves it due; whoever needs the stream meets the error.
+            // After a failure it stays due; the next call that needs the stream returns the error.
             let _ = self.mark();
         }
     }
@@ -222,11 +222,11 @@ impl<D: Driver> Stream<D> {
         Event { deferred_drops: Arc::clone(self.deferred_drops()), on: Arc::clone(self.timeline()), marker }
     }
 
-    /// Makes work queued on this stream from now on wait, on the device, for what the event was recorded behind. The
+    /// Makes work queued on this stream from now on wait, on the device, for everything before the event. The
     /// host does not wait. What the event's stream had itself waited for by then counts too.
     ///
     /// # Errors
-    /// The driver's, and a per-thread default stream of another thread: nothing was ordered then.
+    /// The driver's; a per-thread default stream of another thread. Nothing is ordered then.
     pub fn wait(&self, event: &Event<D>) -> Result<(), Error> {
         self.admit("wait")?;
         let registry = self.registry();
@@ -247,10 +247,10 @@ impl<D: Driver> Stream<D> {
         self.wait(&other.record()?)
     }
 
-    /// Blocks the host until everything queued on this stream is complete. Other streams go on, and so does a capture on one.
+    /// Blocks the host until everything queued on this stream is complete. Other streams continue, and so does a capture on one.
     ///
     /// # Errors
-    /// The driver's; [`Error::Capturing`], whose capture lives; a per-thread default stream of another thread, whose handle means this
+    /// The driver's; [`Error::Capturing`], whose capture survives; a per-thread default stream of another thread, whose handle means this
     /// thread's own stream here.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.admit("synchronize")?;

@@ -1,4 +1,4 @@
-//! What can be seen only from inside: where the hot structures lie.
+//! What can be seen only from inside: the addresses of the hot structures.
 
 use super::{Allocator, Config};
 use crate::sync::Arc;
@@ -8,17 +8,17 @@ use millpond_sim::null::Null;
 /// Two neighbouring 64-byte lines are fetched together.
 const LINE: usize = 128;
 
-/// What is written is taken from another core by single lines. For the tables of records that is what counts: a neighbour
-/// that is fetched along can trouble only the first and the last record of a table, and to spare them that every record
-/// would have to be twice as long, or begin at a place that no vector asks for.
+/// Another core takes a modified line alone. For the tables of records that is what counts: a neighbouring line
+/// that is fetched too affects only the first and the last record of a table, and to avoid that every record
+/// would have to be twice as long, or start at an alignment that no vector has.
 const RECORD_LINE: usize = 64;
 
-/// The lines that a value behind an `Arc` touches, the two counts before it included.
-fn timelines<T>(of: &Arc<T>) -> Range<usize> {
-    timelines_at(Arc::as_ptr(of))
+/// The cache lines that a value behind an `Arc` occupies, its two counts included.
+fn cache_lines<T>(of: &Arc<T>) -> Range<usize> {
+    cache_lines_at(Arc::as_ptr(of))
 }
 
-fn timelines_at<T>(value: *const T) -> Range<usize> {
+fn cache_lines_at<T>(value: *const T) -> Range<usize> {
     let start = value.addr();
     (start - 2 * size_of::<usize>()) / LINE..(start + size_of::<T>()).div_ceil(LINE)
 }
@@ -33,31 +33,31 @@ fn overlaps(all: &[Range<usize>]) -> usize {
 fn no_two_pools_share_a_cache_line() {
     let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
     let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
-    let hot: Vec<_> = streams.iter().flat_map(|s| [timelines(s.pool()), timelines(s.timeline())]).collect();
+    let hot: Vec<_> =
+        streams.iter().flat_map(|s| [cache_lines(s.pool()), cache_lines(s.timeline())]).collect();
     assert_eq!(hot.len(), 200);
     assert_eq!(overlaps(&hot), 0, "{hot:?}");
-    // The state that the lock protects is inside: nothing of it is on a line of its own elsewhere.
+    // The state that the lock protects is inside: none of it is elsewhere, on a line of its own.
     for s in &streams {
         let state = core::ptr::from_ref(&*s.pool().lock()).addr() / LINE;
-        assert!(timelines(s.pool()).contains(&state));
+        assert!(cache_lines(s.pool()).contains(&state));
     }
 }
 
-/// Every hit writes the record of a chunk and that of its segment, which lie in tables of their own: those of one pool are
-/// on no line of another's, nor of anything else's.
+/// Every hit writes the record of a chunk and that of its segment, which are in tables of their own: those of one pool share
+/// no cache line with another's, nor with anything else.
 #[test]
 fn no_two_pools_share_a_cache_line_of_records() {
     let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
     let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
-    // The tables grow in turns, so that each comes to lie between others'.
+    // The tables grow in turns, so that each lies between others'.
     let blocks: Vec<_> =
         (0..5).flat_map(|_| streams.iter().map(|s| gpu.alloc(512, s).unwrap()).collect::<Vec<_>>()).collect();
     let records: Vec<_> = streams.iter().flat_map(|s| s.pool().lock().heap.records()).collect();
-    let timelines: Vec<_> =
-        records.iter().map(|r| r.start / RECORD_LINE..r.end.div_ceil(RECORD_LINE)).collect();
-    assert_eq!(timelines.len(), 200);
-    assert!(timelines.iter().all(|timelines| !timelines.is_empty()), "each pool has records: {timelines:?}");
-    assert_eq!(overlaps(&timelines), 0, "{timelines:?}");
+    let lines: Vec<_> = records.iter().map(|r| r.start / RECORD_LINE..r.end.div_ceil(RECORD_LINE)).collect();
+    assert_eq!(lines.len(), 200);
+    assert!(lines.iter().all(|lines| !lines.is_empty()), "each pool has records: {lines:?}");
+    assert_eq!(overlaps(&lines), 0, "{lines:?}");
     for table in &records {
         let whole = [table.start, table.end].iter().all(|at| at.is_multiple_of(RECORD_LINE));
         assert!(whole, "{table:x?} shares a line with what lies before it or behind");
@@ -65,15 +65,15 @@ fn no_two_pools_share_a_cache_line_of_records() {
     drop(blocks);
 }
 
-/// The check can fail: without their alignment, values behind an `Arc` may lie as close as this and share lines.
+/// The check can fail: without their alignment, values behind an `Arc` may lie this close and share lines.
 #[test]
-fn shared_timelines_are_counted() {
+fn shared_cache_lines_are_counted() {
     let behind_their_counts = [([0_usize; 2], [0_u64; 9]); 100];
-    let close: Vec<_> = behind_their_counts.iter().map(|(_, value)| timelines_at(value)).collect();
+    let close: Vec<_> = behind_their_counts.iter().map(|(_, value)| cache_lines_at(value)).collect();
     assert!(overlaps(&close) > 0);
 }
 
-/// A request that finds nothing asks whether anything was freed meanwhile: each free counts, of pools that are gone too.
+/// A request that finds nothing checks whether anything was freed meanwhile: each free counts, of pools that are gone too.
 #[test]
 fn every_free_is_counted() {
     let gpu = Allocator::new(Null::default(), Config::default()).unwrap();
@@ -88,8 +88,8 @@ fn every_free_is_counted() {
     assert_eq!(gpu.core().frees(), 6);
 }
 
-/// Other threads, or owners' drops, bring ever new values that go on from stream to stream: a sweep ends, and with it the request that it is a part of.
-/// It looked again for as long as any went on.
+/// Other threads, or owners' drops, add ever new values that move on from stream to stream: a sweep ends nevertheless, and with it the request that it is
+/// part of. Before, it looked again as long as any moved on.
 #[test]
 #[cfg(not(any(loom, shuttle)))]
 fn a_sweep_ends_though_ever_new_values_go_on() {
@@ -100,7 +100,7 @@ fn a_sweep_ends_though_ever_new_values_go_on() {
     use core::sync::atomic::{AtomicU32, Ordering};
     use millpond_sim::Sim;
 
-    /// Each is followed by the next one.
+    /// Its drop files the next one.
     struct Again([Stream<Sim>; 2], Arc<AtomicU32>);
     impl Drop for Again {
         fn drop(&mut self) {
@@ -120,7 +120,7 @@ fn a_sweep_ends_though_ever_new_values_go_on() {
     let gpu = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let count = Arc::new(AtomicU32::new(0));
-    // One waits for either stream at any time.
+    // At any time one waits for either stream.
     file([s.clone(), t.clone()], Arc::clone(&count));
     file([t.clone(), s.clone()], Arc::clone(&count));
     gpu.core().deferred_drops.sweep();

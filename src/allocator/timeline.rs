@@ -1,13 +1,13 @@
 //! One stream's timeline as its device keeps it: its numbers, its published markers, its native stream.
 //!
-//! The two atomics of a timeline are read without its lock, which is what makes a free on the pool's own stream an integer
-//! read. `submitted` is the newest number reserved. A stamp is `submitted + 1` in an acquire load *after* the work it
+//! The two atomics of a timeline are read without its lock, so a free on the pool's own stream reads one integer.
+//! `submitted` is the newest number reserved. A stamp is `submitted + 1` in an acquire load *after* the work it
 //! covers was queued: a marker that reserves that number does so with a read-modify-write ordered after the load, and
-//! records behind the work because the driver serialises the calls on one stream. The other outcome of the race, the
-//! load sees the reservation, gives the stamp one number more, whose marker comes later still. `complete` only grows.
+//! records behind the work because the driver serialises the calls on one stream. If instead the load sees the
+//! reservation, the stamp is one number higher, whose marker comes later still. `complete` only grows.
 //!
-//! Numbers are reserved under the timeline's lock and only while the timeline has its native stream, so that a closing marker is
-//! the last number its timeline ever has: whatever number is read from a closed timeline is covered by it.
+//! Numbers are reserved under the timeline's lock and only while the timeline has its native stream, so a closing marker is
+//! the last number its timeline ever has: it covers every stamp that is loaded from a closed timeline.
 //!
 //! It does not know other streams' timelines, nor how markers are made, waited for or found complete: the registry does.
 
@@ -24,6 +24,8 @@ use crate::units::Epoch;
 
 /// The timeline of context-wide markers: what `free_unknown` waits for.
 pub(crate) const CONTEXT: TimelineId = TimelineId(0);
+/// No timeline has this number: accesses by the CPU, and by streams that have no timeline.
+pub(crate) const NO_TIMELINE: TimelineId = TimelineId(u32::MAX);
 
 /// One stream's timeline, on cache lines of its own: every free reads its numbers.
 #[repr(align(128))]
@@ -32,9 +34,9 @@ pub(crate) struct StreamTimeline<D: Driver> {
     pub(crate) info: StreamInfo,
     pub(super) submitted: AtomicU64,
     pub(super) complete: AtomicU64,
-    /// The stamp that wants a marker soon, and the newest published number. A marker has fallen due while the first is
-    /// above the second: the next miss, copy, launch or `record_use` makes it. A flag would not do: cleared by a marker
-    /// that was reserved before it was raised, it would be lost.
+    /// The newest stamp that needs a marker soon, and the newest published number. A marker has fallen due while the first is
+    /// above the second: the next miss, copy, launch or `record_use` makes it. A flag would not do: a marker that was reserved before the
+    /// flag was raised could clear it.
     pub(super) due: AtomicU64,
     pub(super) published: AtomicU64,
     pub(super) unmarked_frees: AtomicU32,
@@ -43,32 +45,32 @@ pub(crate) struct StreamTimeline<D: Driver> {
     pub(crate) open: AtomicUsize,
     /// Pools on this stream that are not closed, of any allocator.
     pub(crate) pools: AtomicUsize,
-    /// It stands in the registry's list of pending maintenance, or whoever took it from there has not looked yet.
+    /// It is in the registry's list of pending maintenance, or a call took it from there and has not looked yet.
     pub(super) maintenance_due: AtomicBool,
-    /// The last try to serve it failed.
+    /// Whether the last attempt to maintain it failed.
     pub(super) failing: plain::AtomicBool,
     /// Never waited on and never made to wait.
     pub(crate) independent: AtomicBool,
-    /// Somebody else may begin a capture on its stream, so that it is asked before a marker is made.
+    /// Other code may begin a capture on its stream, so the driver is asked before a marker is made.
     pub(crate) adopted: AtomicBool,
-    /// Allocators that have passed a pool on it over until it moves on.
+    /// Allocators that set a pool on it aside until it progresses.
     pub(super) listeners: Listeners,
-    /// Only calls that name it mark it, or its own thread's, at least where captures are expected. It may fall, with
-    /// `unmanaged`, and never rises: whoever reads what was keeps a flag or makes a question too many.
+    /// Only calls that name it, or its own thread's calls, may mark it, at least where captures are expected. It may become false, together with
+    /// `unmanaged`, and never true again: a thread that reads the old value keeps a flag or makes one call too many.
     named_only: plain::AtomicBool,
-    /// Whoever made its stream ends it unannounced: as `info` says, until somebody promises that it lasts.
+    /// Its owner may end the stream unannounced: as `info` says, until a reference is registered that keeps it alive.
     unmanaged: plain::AtomicBool,
-    /// Of such a one: a stamp was loaded since the last marker that was recorded began, so that none may cover it.
+    /// For a stream that only named calls may mark: a stamp was loaded since the last recorded marker began, so maybe no marker covers it.
     loose: AtomicBool,
-    /// Who may mark it, if only one thread may (a per-thread default stream).
+    /// The only thread that may mark it, for a per-thread default stream.
     owner: Option<OwnThread>,
     pub(super) state: Ranked<TimelineState<D>>,
 }
 
-/// The thread that made a timeline of its default stream: the one whose stream it is, wherever the reference was made.
+/// The thread that made the timeline of its default stream: the thread whose stream it is, wherever the reference was made.
 struct OwnThread {
     id: ThreadId,
-    /// What tells that it has ended, unless it was ending then.
+    /// The notice of its end, unless the thread was ending already.
     end: Option<ThreadEnd>,
 }
 
@@ -80,10 +82,10 @@ impl OwnThread {
 
 pub(super) struct TimelineState<D: Driver> {
     pub(super) markers: MarkerLog<SharedEvent<D>>,
-    /// Taken out when the timeline closes. Makers of markers hold a clone, so that it outlives them.
+    /// Taken out when the timeline closes. A call that makes a marker holds a clone, which keeps the stream alive meanwhile.
     pub(super) native: Option<D::Stream>,
     pub(super) closing: bool,
-    /// The newest marker was not complete when it was last asked for.
+    /// The newest marker was not complete at the last query.
     pub(super) behind: bool,
 }
 
@@ -97,20 +99,20 @@ impl<D: Driver> StreamTimeline<D> {
         }
         stamp
     }
-    /// Whether nobody can queue work on the stream any more but through its timeline: nobody else has a reference to it or, of a thread's
-    /// default stream, that thread has ended, whoever has references. What was queued happens before the answer.
+    /// Whether work can be queued on the stream only through its timeline: no other code has a reference to it or, for a thread's default
+    /// stream, that thread has ended, whatever references exist. Everything queued before happens before the answer.
     pub(super) fn is_nobodys(&self, driver: &D, native: &D::Stream) -> bool {
         match &self.owner {
             Some(thread) => thread.end.as_ref().is_some_and(ThreadEnd::has_come),
             None => driver.is_last_reference(native),
         }
     }
-    /// The stamp of all that the stream will ever hold, if nobody can queue work on it any more, nor be given it: for an open use, `declared` or an
-    /// operation's.
+    /// The stamp of everything that the stream will ever hold, if no other code can queue work on it any more, nor be given it by a pool: for an open
+    /// use, `declared` or an operation's.
     pub(crate) fn last_stamp(&self, driver: &D, declared: bool) -> Option<Epoch> {
-        // The default stream of a thread that has ended is nobody's, whoever is given it.
+        // The default stream of a thread that has ended counts as abandoned, whatever code is given it.
         let state = self.state.lock();
-        // In the hold in which it becomes nobody's, in which no pool is opened either: before it, one that was opened since would be missed.
+        // In the same hold of the lock as the check, in which no pool can be opened either: read before it, a pool opened since would be missed.
         let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let is_last = |native| {
             let last = || !comes_back && self.is_nobodys(driver, native);
@@ -119,16 +121,16 @@ impl<D: Driver> StreamTimeline<D> {
         let over = state.native.as_ref().is_some_and(is_last);
         over.then(|| self.stamp())
     }
-    /// Only calls that name its stream mark it, or its own thread's.
+    /// Whether only calls that name its stream, or its own thread's calls, may mark it.
     pub(crate) fn is_named_only(&self) -> bool {
         self.named_only.load(Ordering::Relaxed)
     }
-    /// Its stream may be gone, unless the call that is under way names it.
+    /// Whether its stream may be gone, unless the current call names it.
     pub(crate) fn is_unmanaged(&self) -> bool {
         self.unmanaged.load(Ordering::Relaxed)
     }
-    /// Somebody promises that the stream of this timeline, which is open, is there as long as this reference to it: anybody may
-    /// mark it from now on. Returns the reference there was.
+    /// Registers a reference that keeps the stream of this timeline, which is open, alive: any call may
+    /// mark it from now on. Returns the previous reference.
     pub(super) fn lasts(&self, state: &mut TimelineState<D>, native: &D::Stream) -> Option<D::Stream> {
         if !self.is_unmanaged() {
             return None;
@@ -137,12 +139,12 @@ impl<D: Driver> StreamTimeline<D> {
         self.named_only.store(self.info.kind == StreamKind::PerThreadDefault, Ordering::Relaxed);
         state.native.replace(native.clone())
     }
-    /// What is freed until now is about to be covered, by the number that is reserved next in this hold of the lock: whoever closes
-    /// the timeline sees both or neither. A stamp that is loaded in between is covered and counts as not, and never the other way round.
+    /// What was freed until now is about to be covered by the number that is reserved next in this hold of the lock: a closing thread
+    /// sees both or neither. A stamp loaded in between is covered and counts as not covered, never the other way round.
     pub(super) fn tighten(&self, _state: &TimelineState<D>) {
         self.loose.store(false, Ordering::Release);
     }
-    /// It was not.
+    /// The marker failed: what was freed is not covered.
     pub(crate) fn loosen(&self) {
         self.loose.store(true, Ordering::Release);
     }
@@ -160,17 +162,17 @@ impl<D: Driver> StreamTimeline<D> {
     pub(crate) fn seen(&self) -> Epoch {
         Epoch(self.complete.load(Ordering::Acquire))
     }
-    /// With the timeline's lock held, which is what `state` shows.
+    /// With the timeline's lock held, as `state` proves.
     pub(super) fn reserve(&self, _state: &TimelineState<D>) -> Epoch {
         Epoch(self.submitted.fetch_add(1, Ordering::AcqRel) + 1)
     }
     /// Reserves a number before a call that will prove it complete. Returns what the call proves (O8). A closed timeline has
-    /// had its last number, which covers all its stamps.
+    /// its last number already, which covers all its stamps.
     pub(crate) fn reserve_epoch(&self) -> Epoch {
         self.reserve_epoch_in(&self.state.lock())
     }
-    /// Reserves a number before a call that will prove all that was freed until now complete, or else is followed by
-    /// [`StreamTimeline::loosen`].
+    /// Reserves a number before a call that will prove everything freed until now complete, or that is followed by
+    /// [`StreamTimeline::loosen`] if it fails.
     pub(crate) fn reserve_epoch_all(&self) -> Epoch {
         if mutant!(PromiseInTwoHolds) {
             self.tighten(&self.state.lock());
@@ -193,34 +195,34 @@ impl<D: Driver> StreamTimeline<D> {
     pub(super) fn each_published(&self, show: impl FnMut(&Marker<SharedEvent<D>>)) {
         self.state.lock().markers.above(Epoch(0)).for_each(show);
     }
-    /// Asks for a marker that covers what was freed until now.
+    /// Requests a marker that covers what was freed until now.
     pub(crate) fn raise_due(&self) {
         self.due.fetch_max(self.marked().0 + 1, Ordering::AcqRel);
     }
-    /// Whether a marker has fallen due and nobody made it yet.
+    /// Whether a marker has fallen due and was not made yet.
     pub(crate) fn is_due(&self) -> bool {
         let answered = self.published.load(Ordering::Acquire).max(self.seen().0);
         self.due.load(Ordering::Acquire) > answered
     }
-    /// Whether a marker was published that is not known complete, so that there is something to ask about. One that is published meanwhile
-    /// is the next question's.
+    /// Whether a marker was published that is not known to be complete, so that a query may bring news. A marker that is published meanwhile
+    /// is left to the next query.
     pub(super) fn may_have_news(&self) -> bool {
         self.published.load(Ordering::Acquire) > self.seen().0
     }
-    /// A marker is published: it covers what it was reserved behind, and answers what fell due before that (O9). In one hold of the lock,
-    /// so that nobody takes it out in between.
+    /// Publishes a marker: it covers everything before its reservation, and answers what fell due before that (O9). In one hold of the lock,
+    /// so that no thread takes it out in between.
     pub(super) fn publish(&self, marker: Marker<SharedEvent<D>>) {
         let mut state = self.state.lock();
         let number = marker.number;
         state.markers.publish(marker);
         self.published.fetch_max(number.0, Ordering::AcqRel);
     }
-    /// A published marker covers nothing after all. What it covered is covered by the markers that are left, and wants another one.
+    /// Takes out a published marker that covers nothing after all. What it covered is covered by later markers, and another one is due.
     pub(super) fn take_out(&self, number: Epoch) -> Option<Marker<SharedEvent<D>>> {
         let mut state = self.state.lock();
         let gone = state.markers.take_out(number)?;
         if !laws::captured_covers() {
-            // The numbers of markers that are complete, which left before, are `complete`'s to tell.
+            // Markers that are complete have left the log before: `complete` has their numbers.
             self.published.store(state.markers.newest().0, Ordering::Release);
             self.loosen();
             self.raise_due();
@@ -232,7 +234,7 @@ impl<D: Driver> StreamTimeline<D> {
             self.listeners.tell();
         }
     }
-    /// What is complete, whatever a load might return, and whether there is a marker to ask about.
+    /// The newest complete epoch, by a read-modify-write, and whether there is a marker to query.
     pub(super) fn progress(&self) -> (Epoch, bool) {
         let complete = Epoch(self.complete.fetch_add(0, Ordering::AcqRel));
         (complete, self.state.lock().markers.newest() > complete)
@@ -241,8 +243,8 @@ impl<D: Driver> StreamTimeline<D> {
     pub(crate) fn clock(&self) -> Clock {
         self.state.lock().markers.clock().clone()
     }
-    /// Its clock is rid of what is complete, timelines that are over among it. What is not complete stays: it is an order that
-    /// memory may be had by.
+    /// Removes the complete timelines from its clock, retired ones included. What is not complete stays: that order may give access to
+    /// memory.
     pub(super) fn forget_names(&self, seen: &impl Completed) {
         let mut state = self.state.lock();
         let clock = state.markers.clock_mut();
@@ -257,17 +259,17 @@ impl<D: Driver> StreamTimeline<D> {
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().native.is_none() && self.id != CONTEXT
     }
-    /// Whether the native handle means this stream on the calling thread: a per-thread default stream's means that
+    /// Whether the native handle means this stream on the calling thread: a per-thread default stream's handle means each
     /// thread's own.
     pub(super) fn is_here(&self) -> bool {
         self.owner.as_ref().is_none_or(|thread| thread.id == current_thread())
     }
-    /// Whether it may be marked by its handle on the calling thread: an unmanaged stream may be gone, and another in its place,
+    /// Whether it may be marked by its handle on the calling thread. An unmanaged stream may be gone, and another one may have its handle,
     /// unless the call names it.
     pub(super) fn is_marked_by_handle(&self, named: Named) -> bool {
         self.is_here() && (named == Named::Yes || !self.is_unmanaged())
     }
-    /// Whether it is closed, and whether no marker covers this stamp for ever then: a capture took the closing one.
+    /// Whether it is closed, and whether then no marker will ever cover this stamp, because a capture took the closing one.
     pub(super) fn is_closed_without(&self, epoch: Epoch) -> (bool, bool) {
         let state = self.state.lock();
         let closed = state.native.is_none() && self.id != CONTEXT;
@@ -275,7 +277,7 @@ impl<D: Driver> StreamTimeline<D> {
         (closed, closed && !state.closing && epoch.min(self.marked()) > self.covered())
     }
     /// Fails for a per-thread default stream of another thread: the call would act on the calling thread's stream while
-    /// the clocks say that it acted on this one. The one check for every backend.
+    /// the clocks record that it acted on this one. The only check, for every backend.
     pub(crate) fn own_thread(&self, call: &'static str) -> DriverResult<()> {
         if laws::may_name(self.is_here()) {
             return Ok(());
@@ -286,7 +288,7 @@ impl<D: Driver> StreamTimeline<D> {
         );
         Err(DriverError::new(call, 400, DriverErrorKind::InvalidHandle, message))
     }
-    /// Counts a free of `bytes` that waits for this stream and says whether a marker has fallen due: every 16 frees or 16 MiB, not at each one,
+    /// Counts a free of `bytes` that waits for this stream and returns whether a marker has fallen due: every 16 frees or 16 MiB, not at each one,
     /// because a marker costs 0.2 µs and covers all frees before it.
     pub(crate) fn note_unmarked(&self, bytes: u64) -> bool {
         let frees = self.unmarked_frees.fetch_add(1, Ordering::Relaxed) + 1;
@@ -306,7 +308,7 @@ impl<D: Driver> StreamTimeline<D> {
     }
 }
 
-/// A timeline that nothing was done on yet.
+/// A new timeline.
 pub(super) fn new_timeline<D: Driver>(
     id: TimelineId,
     info: StreamInfo,

@@ -1,10 +1,10 @@
-//! Memory goes back to the device: whole segments, all of whose bytes are free and complete.
+//! Memory goes back to the device: whole segments whose bytes are all free and complete.
 //!
-//! A segment's bytes may lie in several pools. Each pool is asked once what is free there of which segment. Of a segment that is wholly free
-//! each pool that has some is locked once, gives its free pieces up, and is unlocked; if
-//! together they are the whole segment and every stamp is complete in the host's view (law O4), the segment is released;
-//! else each piece returns to where it was, with the stamp it had. It never waits for the device itself, but the
-//! driver's plain free does; so a request trims only where that is not so ([`Memory::free_waits_for_device`]).
+//! A segment's bytes may lie in several pools. Each pool is asked once what it has free of which segment. For a segment that is wholly free,
+//! each pool that has some of it is locked once, its free pieces are cut out, and it is unlocked. If
+//! together they are the whole segment and every stamp is complete for the host (law O4), the segment is released;
+//! otherwise each piece returns to its pool with the stamp it had. A trim never waits for the device itself, but the
+//! driver's plain free does; so a request trims only if the driver's free does not ([`Memory::free_waits_for_device`]).
 //!
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
@@ -31,9 +31,9 @@ use std::collections::BTreeMap;
 pub struct Trimmed {
     /// Bytes given back to the device.
     pub bytes: u64,
-    /// In how many segments.
+    /// How many segments they were.
     pub segments: u64,
-    /// Freed bytes, of device and pinned memory, that nobody can tell the end of yet:
+    /// Freed bytes, of device and pinned memory, whose last use nothing can show to be complete yet:
     /// [`held_back`](crate::report::PoolReport::held_back). 0 for a trim of one stream.
     pub held_back: u64,
 }
@@ -44,8 +44,8 @@ struct Piece<D: Driver> {
 }
 
 impl<D: Driver> Allocator<D> {
-    /// Bytes of segments, of device and pinned memory, in which nothing is alive: a [trim](Allocator::trim) gives them back as soon as all
-    /// work on them is known to be complete, and nothing else before the next free. Looks through all that is alive, as
+    /// Bytes of segments, of device and pinned memory, in which nothing is live: a [trim](Allocator::trim) gives them back as soon as all
+    /// work on them is known to be complete, and nothing else before the next free. Looks through every live allocation, as
     /// [`Allocator::live`] does.
     pub fn unused_segment_bytes(&self) -> u64 {
         let live = self.live();
@@ -75,7 +75,7 @@ impl<D: Driver> Allocator<D> {
 }
 
 impl<D: Driver> Allocator<D> {
-    /// Whether it has anything of the device's, or pinned memory: what [`Allocator::report`] has as `reserved`, of both, is more than nothing. Looks at no pool.
+    /// Whether any device or pinned memory is reserved: whether [`Allocator::report`] would show `reserved` above zero for either. Looks at no pool.
     pub fn has_segments(&self) -> bool {
         let core = self.core();
         let of_device = !core.backing.lock().segments.is_empty();
@@ -88,7 +88,7 @@ impl<D: Driver> Core<D> {
     /// or of all.
     ///
     /// # Errors
-    /// The driver's, when a marker, a query or a free failed; what had been given back stays so, the rest is kept.
+    /// The driver's, when a marker, a query or a free failed; what was given back before stays given back, the rest is kept.
     pub(crate) fn trim(&self, only: Option<&Pool<D>>) -> DriverResult<Trimmed> {
         self.learn()?;
         self.registry.retire();
@@ -99,10 +99,10 @@ impl<D: Driver> Core<D> {
     }
 
     /// Makes the markers that are missing, learns what is complete, and drains every pool. A stream that cannot be marked or
-    /// asked about, because somebody captures on it or it is gone, is passed over: what it holds stays.
+    /// queried, because it captures or is gone, is passed over: what it holds stays.
     ///
     /// # Errors
-    /// The driver's, when a marker or a query failed; the rest was learnt all the same.
+    /// The driver's, when a marker or a query failed; the rest was learnt nevertheless.
     pub(crate) fn learn(&self) -> DriverResult<()> {
         assert_unlocked("a trim");
         if !self.registry.alive() {
@@ -129,7 +129,7 @@ impl<D: Driver> Core<D> {
         refused
     }
 
-    /// Gives idle segments back until `enough` bytes are. What it has in hand and puts down counts in `own`.
+    /// Gives idle segments back until `enough` bytes are given back. Its own transits are counted in `own`.
     ///
     /// # Errors
     /// As [`Core::trim`].
@@ -164,8 +164,8 @@ impl<D: Driver> Core<D> {
         Ok(trimmed)
     }
 
-    /// How much of each segment is free in these pools, and which of them, by their places, have some of it. Each pool is asked once, in
-    /// pieces, so that a hit waits for one: to ask each about each segment would take thousands of streams minutes.
+    /// How much of each segment is free in these pools, and the indices of the pools that have some of it. Each pool is asked once, in
+    /// pieces, so that a hit waits for one piece: asking each pool about each segment would take minutes with thousands of streams.
     pub(super) fn free_by_segment(
         pools: &[Arc<Pool<D>>],
     ) -> BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> {
@@ -192,7 +192,7 @@ impl<D: Driver> Core<D> {
         free
     }
 
-    /// A segment that seems to be free, in these pools.
+    /// Gathers a segment that seems to be free, from these pools.
     fn trim_segment(
         &self,
         id: SegmentId,
@@ -208,7 +208,7 @@ impl<D: Driver> Core<D> {
             pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
         let whole = laws::is_whole(gathered, len.0.into());
         let result = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
-            // No heap knows the segment when the device can hand its addresses out again: one forgets it with its last piece.
+            // No heap knows the segment when the device can allocate its addresses again: a heap forgets a segment with its last piece.
             self.release(id, len)
         } else {
             Ok(false)
@@ -234,7 +234,7 @@ impl<D: Driver> Core<D> {
         pieces
     }
 
-    /// Every byte of the segment is in our hands and complete.
+    /// Every byte of the segment is in transit here and complete.
     fn release(&self, id: SegmentId, len: Granules) -> DriverResult<bool> {
         let Some(range) = self.backing.lock().take_out(id) else { return Ok(false) };
         let addr = range.addr();

@@ -1,19 +1,19 @@
-//! What is done if a driver call between two steps panics: what was claimed or taken out goes back.
+//! Steps that undo what was claimed or taken out if a driver call in between panics.
 //!
-//! An error is handled where it is met; a panic passes through, and this is on its way.
+//! An error is handled where it occurs; a panic unwinds, and these steps run in the unwinding.
 
 use std::any::Any;
 use std::panic::resume_unwind;
 
-/// A panic that was held back until other steps were done is on its way again. Not beside another one: told again, out of a destructor,
-/// it would be the end of the process.
+/// Resumes a panic that was held back until other steps were done. Not during another panic: resumed out of a destructor,
+/// it would abort the process.
 pub(crate) fn resume(panic: Option<Box<dyn Any + Send>>) {
     if let Some(panic) = panic.filter(|_| !std::thread::panicking()) {
         resume_unwind(panic);
     }
 }
 
-/// Runs what it was given unless it is forgotten.
+/// Runs its closure when dropped, unless it is forgotten.
 pub(crate) struct Undo<F: FnOnce()>(Option<F>);
 
 impl<F: FnOnce()> Undo<F> {

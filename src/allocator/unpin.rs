@@ -1,4 +1,4 @@
-//! The wait for the device that ends no capture: a page of host memory is pinned and unpinned. Who waits so at an allocator's end.
+//! The wait for the device that ends no capture: pins and unpins a page of host memory. And the wait at an allocator's end, which uses it.
 
 use super::registry::Registry;
 use crate::driver::{Driver, DriverResult, HostKind};
@@ -8,13 +8,13 @@ use crate::units::GRANULE_BYTES;
 pub(super) fn unpin<D: Driver>(driver: &D) -> DriverResult<()> {
     driver.relaxed(|| {
         let page = driver.pin(GRANULE_BYTES, HostKind::Cached)?;
-        // One that is still pinned is freed in its drop, or told as lost there.
+        // If the release fails, the page's drop tries again, or reports it as lost.
         page.release().map_err(|(_page, e)| e)
     })
 }
 
-/// Waits for all, for who has to and cannot be refused: beside captures where the driver has a way, whoever captures and whether that was expected. Where
-/// that fails (there is no host memory to pin) by the call that ends them: memory before captures.
+/// Waits for everything, for a caller that must wait and cannot be refused: beside captures if the driver can, whatever captures and whether that was
+/// expected. If that fails (there is no host memory to pin), by the call that ends captures: freeing memory safely matters more than captures.
 fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
     if driver.unpin_waits_for_device() {
         match unpin(driver) {
@@ -26,7 +26,7 @@ fn wait_for_all<D: Driver>(driver: &D) -> DriverResult<()> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// Waits for all that is queued ([`wait_for_all`]), which counts as complete then.
+    /// Waits for everything that is queued ([`wait_for_all`]), which then counts as complete.
     pub(super) fn prove_all(&self, driver: &D) -> DriverResult<()> {
         self.prove_behind(|| wait_for_all(driver))
     }

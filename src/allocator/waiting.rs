@@ -1,11 +1,11 @@
-//! How the host waits for several streams on behalf of one request: for no longer than the request may, and for whichever is
-//! over first.
+//! How the host waits for several streams on behalf of one request: for no longer than the request may, and for whichever
+//! completes first.
 //!
 //! The simple way is to wait for one after the other. Then a kernel of seconds on the first keeps the request from what the second
-//! gives back in a moment, and takes the time that others would have needed. So the host waits for each in turn, for as long as
-//! it has waited for all of them so far: whatever is over is found after at most twice the time that it took.
+//! gives back in a moment, and uses up the time for the others. So the host waits for each in turn, for as long as
+//! it has waited for all of them so far: whatever completes is found after at most twice the time that it took.
 //!
-//! This file does not know what is waited for, nor for whom a request may wait (`bounded.rs`).
+//! This file does not know what is waited for, nor which streams a request may wait for (`bounded.rs`).
 
 use super::registry::Registry;
 use crate::driver::{Driver, DriverResult};
@@ -14,14 +14,14 @@ use crate::laws::cost;
 use crate::order::Pending;
 use core::time::Duration;
 
-/// A first turn: as long as the host does nothing but ask, and ten times what a question and a look at a pool take.
+/// A first turn: as long as the host only queries, and ten times what a query and a look at a pool take.
 const TURN: Duration = Duration::from_micros(50);
 
-/// How long one request may still block the host: `Config::bounded_wait` at first, and less by whatever it waited.
+/// How long one request may still block the host: `Config::bounded_wait` at first, less every wait since.
 pub(crate) struct Patience(Duration);
 
 impl Patience {
-    /// Where the configuration does not say.
+    /// The default of `Config::bounded_wait`.
     const DEFAULT: Duration = Duration::from_secs(2);
 
     pub(crate) fn new(limit: Option<Duration>) -> Patience {
@@ -32,12 +32,12 @@ impl Patience {
         self.0.is_zero()
     }
 
-    /// What is left.
+    /// The time that is left.
     pub(crate) fn left(&self) -> Duration {
         self.0
     }
 
-    /// Takes off what `wait` blocks, by this clock. It is told what is left.
+    /// Runs `wait` with the time that is left, and subtracts how long it took by this clock.
     pub(crate) fn spend<T>(&mut self, clock: impl Fn() -> Duration, wait: impl FnOnce(Duration) -> T) -> T {
         let start = clock();
         let result = wait(self.0);
@@ -46,12 +46,12 @@ impl Patience {
     }
 }
 
-/// Waits until `enough` of these are complete, or all that can be waited for, or the time is over; how many are. `first` hears of each
-/// before it is first waited for. One that cannot be waited for is given to `instead`, with the reason: what it returns is waited for in
+/// Waits until `enough` of these are complete, or all that can be waited for, or the time is over; returns how many are. `first` is called with
+/// each before the first wait for it. One that cannot be waited for is passed to `instead`, with the error: what that returns is waited for in
 /// its place.
 ///
 /// # Errors
-/// What `instead` makes of the driver's.
+/// What `instead` returns for the driver's.
 pub(crate) fn wait_for_some<D: Driver, E>(
     (registry, driver): (&Registry<D>, &D),
     mut waiting: Vec<Pending>,
@@ -80,7 +80,7 @@ pub(crate) fn wait_for_some<D: Driver, E>(
                 Err(e) => later.extend(instead(pending, e)?),
             }
         }
-        // A device that gives up before the time is over will not be patient the next time either.
+        // A device that gives up before the time is over will not wait longer the next time either.
         if later.is_empty() || (done == 0 && patience.left() == before) {
             break;
         }

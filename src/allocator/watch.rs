@@ -1,4 +1,4 @@
-//! Those who are told what becomes of an allocation: a limit, a count, a log.
+//! Watchers, which are notified of an allocation's uses and end: a limit, a count, a log.
 //!
 //! They travel with the allocation, wherever that goes: in a handle without a type, or in an array. They do not know what it is used for.
 
@@ -9,31 +9,31 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Facts {
-    /// The first byte; dangling, never null, if there are none.
+    /// The first byte; dangling, never null, for zero bytes.
     pub address: Addr,
-    /// Bytes asked for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// The stream it was allocated on; `None` for no bytes.
+    /// The stream it was allocated on; `None` for zero bytes.
     pub stream: Option<StreamId>,
-    /// Which allocation it is; `None` for no bytes.
+    /// Its identity; `None` for zero bytes.
     pub id: Option<AllocationId>,
 }
 
-/// Somebody who is told what becomes of an allocation: [`AnyAllocation::watched`](crate::erased::AnyAllocation::watched).
+/// A watcher of an allocation: [`AnyAllocation::watched`](crate::erased::AnyAllocation::watched).
 ///
-/// It is told inside others' calls and drops: it makes no driver call, does not block and does not panic.
+/// It is notified inside others' calls and drops: it must make no driver call, not block and not panic.
 pub trait Watcher: Send + Sync {
-    /// A use by work on this stream, which is not the allocation's own, was recorded; of an array: each operation there.
+    /// A use by work on this stream, which is not the allocation's own, was recorded; for an array, each operation there.
     fn used(&self, of: &Facts, by: StreamId) {
         let _ = (of, by);
     }
-    /// The memory has gone back to its pool.
+    /// The memory is back in its pool.
     fn freed(self: Box<Self>, of: &Facts) {
         let _ = of;
     }
 }
 
-/// The watchers of one allocation. Dropped behind its memory: then they are told that it is free.
+/// The watchers of one allocation. Dropped after its memory: then they are notified that it is free.
 pub(crate) struct Watchers {
     pub(crate) of: Facts,
     /// The innermost wrapper's first.
@@ -41,7 +41,7 @@ pub(crate) struct Watchers {
 }
 
 impl Watchers {
-    /// Nobody yet.
+    /// No watchers yet.
     pub(crate) fn new(of: Facts) -> Watchers {
         Watchers { of, all: SmallVec::new() }
     }
@@ -51,7 +51,7 @@ impl Watchers {
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
-    /// A use was recorded. On its own stream nothing is, nor of no bytes.
+    /// A use was recorded. Uses on the allocation's own stream are not notified, nor those of zero bytes.
     pub(crate) fn tell_used(&self, by: StreamId) {
         if self.of.stream.is_some_and(|own| own != by) {
             self.all.iter().for_each(|watcher| watcher.used(&self.of, by));

@@ -1,4 +1,4 @@
-//! Device memory without its driver's type, and who wants to know what becomes of it.
+//! Device memory without its driver's type, and the watchers that are notified of what becomes of it.
 
 use super::{AnyStream, typed};
 use crate::allocator::Allocation;
@@ -12,12 +12,12 @@ use bytemuck::Pod;
 use core::any::Any;
 use core::fmt;
 
-/// An [`Allocation`] without its driver's type. Owned, and ordered as that: work on its own stream may use it at once,
+/// An [`Allocation`] without its driver's type. Owned, and ordered in the same way: work on its own stream may use it at once,
 /// other streams' uses are recorded, and dropping it, at any time and on any thread, makes no driver call and does not
-/// wait for the device. Its bytes are reused behind every recorded use.
+/// wait for the device. Its bytes are reused only after every recorded use.
 pub struct AnyAllocation {
     memory: Box<dyn Object>,
-    /// Behind the memory: first that is freed, then those who count it are told.
+    /// Dropped after the memory: the memory is freed first, then its watchers are notified.
     watchers: Watchers,
 }
 
@@ -52,7 +52,7 @@ impl AnyAllocation {
         AnyAllocation { memory: Box::new(allocation), watchers: Watchers::new(facts) }
     }
 
-    /// The same, watched by one more: what a wrapper does with memory that passes by.
+    /// The same allocation, with one more watcher: for wrappers.
     #[must_use]
     pub fn watched(mut self, by: Box<dyn Watcher>) -> AnyAllocation {
         self.watchers.add(by);
@@ -63,21 +63,21 @@ impl AnyAllocation {
     pub fn facts(&self) -> &Facts {
         &self.watchers.of
     }
-    /// The first byte; a multiple of 512, or of the alignment asked for.
+    /// The first byte; a multiple of 512, or of the requested alignment.
     pub fn address(&self) -> Addr {
         self.watchers.of.address
     }
-    /// The length in bytes, as asked for.
+    /// The requested length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "is_empty is next to it")]
     pub fn len(&self) -> u64 {
         self.watchers.of.bytes
     }
-    /// Whether no bytes were asked for.
+    /// Whether zero bytes were requested.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Says that work on `stream`, queued by now or before the drop, uses these bytes: [`Allocation::record_use`]. Orders
+    /// Declares that work on `stream`, queued by now or before the drop, uses these bytes: [`Allocation::record_use`]. Orders
     /// nothing now.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl AnyAllocation {
         Ok(())
     }
 
-    /// Makes `stream` wait, on the device, for the bytes' former life, and records its use: [`Allocation::share_with`].
+    /// Makes `stream` wait, on the device, for the earlier use of the bytes, and records a use by `stream`: [`Allocation::share_with`].
     ///
     /// # Errors
     /// As [`AnyAllocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
@@ -99,16 +99,16 @@ impl AnyAllocation {
         Ok(())
     }
 
-    /// Frees it when nobody knows which streams used it: [`Allocation::free_unknown`].
+    /// Frees it when it is unknown which streams used it: [`Allocation::free_unknown`].
     pub fn free_unknown(self) {
         self.memory.free_unknown();
     }
 
-    /// The allocation with its type, for whatever wants that.
+    /// The allocation with its type.
     ///
     /// # Errors
-    /// This handle again, if it is of another kind of device, or is watched: whoever watches has to see its end. An array
-    /// takes those who watch along: [`AnyAllocation::into_array`].
+    /// This handle again, if it is of another kind of device, or has watchers, which have to see its end. An array
+    /// keeps the watchers: [`AnyAllocation::into_array`].
     pub fn into_allocation<D: Driver>(self) -> Result<Allocation<D>, AnyAllocation> {
         if !self.watchers.is_empty() {
             return Err(self);
@@ -116,7 +116,7 @@ impl AnyAllocation {
         self.into_parts().map(|(allocation, _)| allocation)
     }
 
-    /// An array over it, with those who watch it: they are told of each operation on another stream than the allocation's,
+    /// An array over it, with its watchers: they are notified of each operation on another stream than the allocation's,
     /// and of the free. Otherwise as [`DeviceArray::from_allocation`].
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl AnyAllocation {
 }
 
 impl<T: Pod, D: Driver> DeviceArray<T, D> {
-    /// Its allocation as a handle without the driver's type, with those who watch it. What is known of the data's uses is given up, as by
+    /// Its allocation as a handle without the driver's type, with its watchers. What is known of the uses of the data is given up, as by
     /// [`DeviceArray::into_allocation`].
     ///
     /// # Errors

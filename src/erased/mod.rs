@@ -1,19 +1,19 @@
 //! The allocator without its driver's type, for frameworks that hold one trait object.
 //!
-//! [`GpuAlloc`] is what such a framework asks of an allocator: bytes on a stream, uses recorded on other streams, trims,
-//! limits, a report. [`AnyStream`] and [`AnyAllocation`] are its handles. Whoever wants to know of each allocation that
-//! passes by, wraps a `GpuAlloc` in another one and hangs a [`Watcher`] on what comes out: [`wrap`](crate::wrap) has three.
-//! The allocator of a part of a program is the one that the part is given: there is no current one.
+//! [`GpuAlloc`] is what such a framework needs of an allocator: bytes on a stream, uses recorded on other streams, trims,
+//! limits, a report. [`AnyStream`] and [`AnyAllocation`] are its handles. To be notified of each allocation,
+//! wrap a `GpuAlloc` in another one that adds a [`Watcher`] to its allocations: [`wrap`](crate::wrap) has three such wrappers.
+//! A part of a program uses the allocator that it is given: there is no current one.
 //!
-//! What the type is gone from costs one box an allocation and a comparison of types wherever a stream is named. Arrays,
-//! copies and kernels have the type: [`Arrays`] makes arrays on any such allocator, wrapped or not, for whoever has a stream with its
-//! type; [`AnyStream::downcast_ref`], [`AnyAllocation::into_array`] and [`AnyAllocation::into_allocation`] have it again.
+//! Erasing the type costs one box an allocation and a comparison of types wherever a stream is named. Arrays,
+//! copies and kernels have the type: [`Arrays`] makes arrays on any such allocator, wrapped or not, for callers that have a stream with its
+//! type; [`AnyStream::downcast_ref`], [`AnyAllocation::into_array`] and [`AnyAllocation::into_allocation`] restore it.
 //!
-//! For code that is compiled once for all devices and has arrays, copies and kernels too there is
-//! [`AnyDriver`](crate::driver::AnyDriver), a driver without its device's type: an `Allocator<AnyDriver>` is an allocator as any, and its streams and
-//! arrays go through the wrappers of this module as any's.
+//! Code that is compiled once for all devices and needs arrays, copies and kernels too uses
+//! [`AnyDriver`](crate::driver::AnyDriver), a driver without its device's type: an `Allocator<AnyDriver>` is an allocator like any other, and its
+//! streams and arrays go through the wrappers of this module like any other's.
 //!
-//! It does not know drivers, pools, what arrays are used for, nor what anybody watches for.
+//! It does not know drivers, pools, what arrays are used for, nor what watchers do.
 
 mod allocation;
 mod stream;
@@ -49,7 +49,7 @@ use std::sync::Arc;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
 /// let all: Arc<dyn GpuAlloc> = gpu.erase();
-/// let part = Limited::new(Arc::clone(&all), MIB);               // no more than 1 MiB at once for whoever has this one
+/// let part = Limited::new(Arc::clone(&all), MIB);               // users of this one have no more than 1 MiB at once
 /// let small = storage(&part, 4096)?;
 /// assert!(storage(&part, MIB).is_err() && storage(&*all, MIB).is_ok());
 /// println!("{:?}", small.bytes);
@@ -65,14 +65,14 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// The driver's.
     fn stream(&self) -> Result<AnyStream, Error>;
 
-    /// The stream of this number, if it has a pool here: as long as anybody holds a handle of it or memory from it. A
-    /// search: whoever allocates often keeps the handle.
+    /// The stream of this number, if it has a pool here, which it has as long as a handle of it or memory from it exists. This
+    /// searches all pools: code that allocates often should keep the handle.
     fn stream_of(&self, id: StreamId) -> Option<AnyStream>;
 
     /// Allocates `bytes` on a stream, uninitialised, for work queued there from now on: [`Allocator::alloc`].
     ///
     /// # Errors
-    /// Out of memory, a size that no range has, a foreign or a capturing stream, the driver's: [`Allocator::alloc`].
+    /// Out of memory, a size that no range has, a stream of another allocator or a capturing one, the driver's: [`Allocator::alloc`].
     /// [`Error::OtherAllocator`] for a stream of another kind of device too.
     fn alloc(&self, bytes: u64, stream: &AnyStream) -> Result<AnyAllocation, Error>;
 
@@ -86,14 +86,14 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// Gives idle memory back to the device, of one stream's pool or, with `None`, all: [`Allocator::trim`].
     ///
     /// # Errors
-    /// [`Error::OtherAllocator`] for a stream of another kind of device; the driver's, and what was given back stays so:
+    /// [`Error::OtherAllocator`] for a stream of another kind of device; the driver's, and what was given back stays given back:
     /// [`Allocator::trim`].
     fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error>;
 
-    /// Sets how much may be taken from the device: [`Allocator::set_limit`].
+    /// Sets how much may be reserved on the device: [`Allocator::set_limit`].
     ///
     /// # Errors
-    /// [`Error::Config`] for a share of the memory outside 0 to 1; the driver's, from giving segments back:
+    /// [`Error::Config`] for a fraction of the memory outside 0 to 1; the driver's, from giving segments back:
     /// [`Allocator::set_limit`].
     fn set_limit(&self, limit: Limit) -> Result<(), Error>;
 
@@ -103,16 +103,16 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// The driver's.
     fn synchronize(&self) -> Result<(), Error>;
 
-    /// What the pools hold and did, capacity and limit included.
+    /// What the pools hold and have done, with capacity and limit.
     fn report(&self) -> Report;
 
-    /// Bytes handed out and bytes taken from the device, in all.
+    /// Bytes allocated and bytes acquired from the device, in all.
     fn usage(&self) -> Usage;
 }
 
-/// Arrays on any allocator, one behind a limit, a count or a log included: what its wrappers see of an allocation they see of an array's, each
-/// operation on another stream than its own and the end among it. The stream has its type, and so has the array: copies, kernels and views are
-/// any array's. Beside what the allocator itself does, an array costs a box and a counted handle of the stream.
+/// Arrays on any allocator, also behind a limit, a count or a log: its wrappers see what they see of any allocation, each
+/// operation on another stream than its own and the end included. The stream has its type, and so has the array: copies, kernels and views work
+/// as on any array. Besides what the allocator itself costs, an array costs a box and a counted handle of the stream.
 ///
 /// ```
 /// use millpond::{Allocator, Config, Error, erased::Arrays, kernel, units::{GIB, KIB}, wrap::Limited};

@@ -9,7 +9,7 @@ use core::any::Any;
 use core::fmt;
 use std::sync::Arc;
 
-/// A [`Stream`] without its driver's type: a counted handle, as that is.
+/// A [`Stream`] without its driver's type: a counted handle, like a `Stream`.
 #[derive(Clone)]
 pub struct AnyStream(Arc<dyn Object>);
 

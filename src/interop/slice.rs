@@ -12,8 +12,8 @@
 //! fills return an error for it and kernels crash. The reason is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
-use crate::allocator::access::Touch;
 use crate::allocator::access::borrowed::{Named, borrow, borrow_by_anybody};
+use crate::allocator::access::{Extension, Touch};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::cuda::{Cuda, Found, current_stays, store_stays};
 use crate::driver::{DriverResult, Fences, Memory};
@@ -113,10 +113,10 @@ impl Drop for Kept {
 
 /// The stream that an allocation was made on, as cudarc's type. Kept with the pool: the trait returns a reference.
 fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
-    let (Some((guest, timeline)), Some((_, cuda))) = (touch.of.guest(), touch.of.device()) else {
+    let (Some((extension, timeline)), Some((_, cuda))) = (touch.of.extension(), touch.of.device()) else {
         return nowhere();
     };
-    let kept = kept(guest, || {
+    let kept = kept(extension, || {
         let native = timeline.native().expect("an allocation's stream is held");
         let alias = native.cudarc().or_else(|_| cuda.default_of_cudarc());
         let stream = alias.unwrap_or_else(|e| panic!("cudarc has no value of {}: {e}", timeline.info));
@@ -125,11 +125,8 @@ fn home_stream(touch: Touch<'_, Cuda>) -> &Arc<CudaStream> {
     kept.stream.as_ref().expect("it is there until the end")
 }
 
-/// A value that a pool keeps for other modules.
-type Guest = OnceLock<Box<dyn core::any::Any + Send + Sync>>;
-
-fn kept<'a>(guest: &'a Guest, make: impl FnOnce() -> (Arc<CudaStream>, &'a Cuda)) -> &'a Kept {
-    let kept = guest.get_or_init(|| {
+fn kept<'a>(extension: &'a Extension, make: impl FnOnce() -> (Arc<CudaStream>, &'a Cuda)) -> &'a Kept {
+    let kept = extension.get_or_init(|| {
         let (stream, cuda) = make();
         Box::new(Kept { stream: Some(stream), anchor: OnceLock::new(), cuda: cuda.clone() })
     });
@@ -145,8 +142,8 @@ pub(super) fn anchor_of(
     home: &Arc<CudaStream>,
     cuda: &Cuda,
 ) -> DriverResult<Arc<CudaStream>> {
-    let guest = laws::keeps_anchor(touch.of.guest());
-    let kept = guest.map(|(guest, _)| kept(guest, || (Arc::clone(home), cuda)));
+    let extension = laws::keeps_anchor(touch.of.extension());
+    let kept = extension.map(|(extension, _)| kept(extension, || (Arc::clone(home), cuda)));
     // A value of the context that is gone and was made again has another one.
     let Some(kept) =
         kept.filter(|k| k.stream.as_ref().is_some_and(|s| Arc::ptr_eq(s.context(), home.context())))

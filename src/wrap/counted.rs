@@ -1,4 +1,4 @@
-//! Counts of what passes by.
+//! Counts of what users of an allocator request.
 
 use super::passed_on;
 use crate::allocator::{Limit, Trimmed};
@@ -10,7 +10,7 @@ use crate::units::StreamId;
 use core::fmt;
 use std::sync::Arc;
 
-/// An allocator that counts what its users ask: calls, bytes, peaks. What others ask of the same pools is not in it.
+/// An allocator that counts what its users request: calls, bytes, peaks. What others request from the same pools is not counted.
 #[derive(Debug)]
 pub struct Counted {
     inner: Arc<dyn GpuAlloc>,
@@ -19,30 +19,30 @@ pub struct Counted {
 
 type Shared = Arc<Mutex<Counts>>;
 
-/// What passed by, at one moment: `allocations = frees + live`.
+/// The counts at one moment: `allocations = frees + live`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Counts {
     /// Allocations made.
     pub allocations: u64,
-    /// Allocations given back.
+    /// Allocations freed.
     pub frees: u64,
     /// Requests that failed.
     pub refused: u64,
     /// Uses recorded by other streams.
     pub uses: u64,
-    /// Trims, new limits and synchronises asked for.
+    /// Trims, new limits and synchronisations.
     pub others: u64,
-    /// Bytes of all allocations, as asked for.
+    /// Bytes of all allocations, as requested.
     pub bytes_served: u64,
     /// The largest allocation, in bytes.
     pub bytes_largest: u64,
-    /// Bytes alive.
+    /// Live bytes.
     pub bytes_live: u64,
     /// The highest `bytes_live` so far.
     pub bytes_live_peak: u64,
-    /// Allocations alive.
+    /// Live allocations.
     pub live: u64,
     /// The highest `live` so far.
     pub live_peak: u64,
@@ -66,7 +66,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// What an allocation owes to the counts.
+/// What the end of an allocation has to subtract from the counts.
 struct Counter(Shared);
 
 impl Watcher for Counter {

@@ -8,11 +8,11 @@ use crate::sync::Ordering;
 use crate::sync::atomic::AtomicU64;
 use std::sync::Arc;
 
-/// An allocator of which no more than so many bytes are live at once, as asked for: for one part of a program, beside
-/// others that share the pools. The limit on what is taken from the device is another one ([`GpuAlloc::set_limit`]).
+/// An allocator of which no more than so many requested bytes are live at once: for one part of a program, beside
+/// others that share the pools. The limit on reserved device memory is another one ([`GpuAlloc::set_limit`]).
 ///
-/// A request that would pass the limit fails at once, with [`Error::AboveLimit`]; one that the allocator inside refuses
-/// counts for nothing. Requests of several threads at once never pass it together.
+/// A request that would exceed the limit fails at once, with [`Error::AboveLimit`]; one that the inner allocator refuses
+/// does not count. Requests of several threads at once never exceed it together.
 #[derive(Debug)]
 pub struct Limited {
     inner: Arc<dyn GpuAlloc>,
@@ -42,7 +42,7 @@ impl Drop for Claim {
 
 impl Budget {
     fn claim(self: &Arc<Budget>, bytes: u64) -> Result<Claim, Error> {
-        // Read anew at each try: of a limit that falls meanwhile, whoever comes behind it knows.
+        // Read at each attempt: if the limit falls meanwhile, the attempts after that use the new one.
         let mut max = 0;
         let fits = |live: u64| {
             max = self.max.load(Ordering::Acquire);
@@ -60,7 +60,7 @@ impl Limited {
     pub fn new(inner: Arc<dyn GpuAlloc>, max: u64) -> Limited {
         Limited { inner, budget: Arc::new(Budget { max: AtomicU64::new(max), live: AtomicU64::new(0) }) }
     }
-    /// Bytes live now, as asked for.
+    /// Live bytes, as requested.
     pub fn live(&self) -> u64 {
         self.budget.live.load(Ordering::Acquire)
     }
@@ -68,7 +68,7 @@ impl Limited {
     pub fn limit(&self) -> u64 {
         self.budget.max.load(Ordering::Acquire)
     }
-    /// Another limit from now on. Below what is live, it refuses everything until enough is freed.
+    /// Sets another limit. If it is below what is live, every request is refused until enough is freed.
     pub fn set_limit(&self, bytes: u64) {
         self.budget.max.store(bytes, Ordering::Release);
     }

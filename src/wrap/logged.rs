@@ -1,8 +1,8 @@
-//! A log of what passes by.
+//! A log of the calls of an allocator's users.
 //!
-//! A free happens in a drop, where no user code may run (O9): it is kept, and told by the next call that is no drop. So
-//! the log is in order, and a sink may be slow, call the allocator, or panic. Of more calls than there is room for the oldest are lost,
-//! which is told where they would have stood.
+//! A free happens in a drop, where no user code may run (O9): it is stored, and logged by the next call that is not a drop. So
+//! the log is in order, and a sink may be slow, call the allocator, or panic. If more calls are stored than fit, the oldest are lost,
+//! which is logged in their place.
 
 use super::passed_on;
 use crate::allocator::recorder::Recorder;
@@ -15,9 +15,9 @@ use crate::units::StreamId;
 use core::fmt;
 use std::sync::Arc;
 
-/// An allocator that tells a closure of each call, with its number, in order. Frees and uses, which happen on handles, are
-/// told by the next call on this allocator, or by [`Logged::tell`]; those behind the last of these are not told. 65,536 are kept until
-/// then: of more the oldest are lost, and [`Call::Lost`] says how many.
+/// An allocator that calls a closure with each call and its number, in order. Frees and uses, which happen on handles, are
+/// logged by the next call on this allocator, or by [`Logged::tell`]; those after the last of these are not logged. 65,536 are stored until
+/// then: if there are more, the oldest are lost, and [`Call::Lost`] says how many.
 pub struct Logged {
     inner: Arc<dyn GpuAlloc>,
     log: Arc<Log>,
@@ -25,7 +25,7 @@ pub struct Logged {
 
 struct Log {
     kept: Recorder<Call>,
-    /// The number of the next call to be told. One thread at a time delivers.
+    /// The number of the next call to log. One thread at a time delivers.
     next: AtomicU64,
     sink: Box<Sink>,
 }
@@ -40,21 +40,21 @@ pub enum Call {
     Allocated(Facts),
     /// A request failed.
     Refused {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// The stream it was asked on.
+        /// The stream of the request.
         stream: StreamId,
-        /// The error, in words.
+        /// The error's message.
         why: String,
     },
     /// A use by another stream's work was recorded.
     Used {
-        /// What is used.
+        /// The allocation that is used.
         what: Facts,
         /// The stream.
         by: StreamId,
     },
-    /// An allocation was given back.
+    /// An allocation was freed.
     Freed(Facts),
     /// A trim gave this many bytes back to the device; `None` if it failed.
     Trimmed(Option<u64>),
@@ -62,7 +62,7 @@ pub enum Call {
     Limited(Limit),
     /// The host waited for the device.
     Synchronized,
-    /// So many calls are not told, this one's number on: more were kept than there was room for.
+    /// So many calls are not logged, from this one's number on: more were stored than fit.
     Lost(u64),
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// What an allocation owes to the log.
+/// What the end of an allocation has to log.
 struct Entry(Arc<Log>);
 
 impl Watcher for Entry {
@@ -102,18 +102,18 @@ impl Watcher for Entry {
 }
 
 impl Logged {
-    /// Tells `sink` of each call.
+    /// Calls `sink` with each call.
     pub fn new(inner: Arc<dyn GpuAlloc>, sink: impl Fn(u64, &Call) + Send + Sync + 'static) -> Logged {
         Logged {
             inner,
             log: Arc::new(Log { kept: Recorder::new(), next: AtomicU64::new(0), sink: Box::new(sink) }),
         }
     }
-    /// Tells what is kept now.
+    /// Logs what is stored now.
     pub fn tell(&self) {
         let log = &*self.log;
         log.kept.deliver(|number, call| {
-            // Before the sink, which may panic: it loses this call then, and none is lost otherwise.
+            // Before the sink, which may panic: then it loses this call, and no other is lost.
             let next = log.next.swap(number + 1, Ordering::Relaxed);
             if next < number {
                 (log.sink)(next, &Call::Lost(number - next));
@@ -121,7 +121,7 @@ impl Logged {
             (log.sink)(number, call);
         });
     }
-    /// How many calls nobody was or will be told of, because more were kept than there was room for.
+    /// How many calls were or will not be logged, because more were stored than fit.
     pub fn lost(&self) -> u64 {
         self.log.kept.lost()
     }
@@ -137,7 +137,7 @@ impl Logged {
         stream: &AnyStream,
         made: Result<AnyAllocation, Error>,
     ) -> Result<AnyAllocation, Error> {
-        // Watched before it is told of: a sink that panics frees it.
+        // Watched before it is logged: if the sink panics, the allocation is freed.
         let made = made.map(|memory| memory.watched(Box::new(Entry(Arc::clone(&self.log)))));
         self.told(made, |made| match made {
             Ok(memory) => Call::Allocated(*memory.facts()),

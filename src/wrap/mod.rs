@@ -1,7 +1,7 @@
 //! Allocators around allocators, for frameworks and tests: a limit ([`Limited`]), a count ([`Counted`]), a log ([`Logged`]).
 //!
-//! Each is a [`GpuAlloc`] around another one, so they compose in any order and any number: each sees what its users ask of
-//! it, which is not all that the device's allocator does. What an allocation owes to a wrapper travels with it, so that it
+//! Each is a [`GpuAlloc`] around another one, so they compose in any order and any number. Each sees what its users request of
+//! it, which is not all that the device's allocator does. A wrapper's record of an allocation travels with the allocation, so that it
 //! may be dropped on any thread, and after the wrapper is gone.
 //!
 //! They do not know pools, drivers, nor each other.
@@ -14,7 +14,7 @@ pub use counted::{Counted, Counts};
 pub use limited::Limited;
 pub use logged::{Call, Logged};
 
-/// What a wrapper passes on as it is.
+/// The methods that a wrapper passes on unchanged.
 macro_rules! passed_on {
     () => {
         fn device(&self) -> crate::units::DeviceId {

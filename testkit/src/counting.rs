@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 /// The allocator.
 pub struct Counting;
 
-/// Accounts that can be opened in one process. Account 0 is everybody's who has none.
+/// Accounts that can be opened in one process. Account 0 is that of threads without one.
 const ACCOUNTS: usize = 1024;
 
 struct Side {
@@ -70,7 +70,7 @@ impl Account {
         assert!((number as usize) < ACCOUNTS, "{ACCOUNTS} accounts in one process: make room for more");
         Account(number)
     }
-    /// The account of everybody who has none.
+    /// The account of threads that have none.
     pub fn nobody() -> Account {
         Account(0)
     }

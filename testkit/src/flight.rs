@@ -37,7 +37,7 @@ pub type Table = Mutex<Vec<Holding>>;
 pub const BUGS: [Bug; 7] = [
     Bug::PinnedAtOnce,
     Bug::Z14,
-    Bug::KeeperAtOnce,
+    Bug::DeferredAtOnce,
     Bug::GuardSealedEarly,
     Bug::ScrubSkipped,
     Bug::ScrubUnborn,

@@ -14,7 +14,7 @@ pub struct OnCuda {
     judge: Box<dyn Judge>,
 }
 
-/// Who has something to say when the backend itself is gone.
+/// A check that has something to report when the backend itself is gone.
 pub trait Judge: Sync {
     /// What is wrong, if anything.
     fn finish(self: Box<Self>) -> Result<(), String>;

@@ -1,5 +1,5 @@
-//! What the suite's programs do not come by: every knob's every word, every event's every kind, every name that only a
-//! person reads, and refusals that nothing but their own test provokes. `.ci/coverage` says what still is not run.
+//! What the suite's programs do not reach: every value of every option, every kind of event, every name that only a
+//! person reads, and refusals that only their own test provokes. `.ci/coverage` says what still is not run.
 
 #![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, z, as in the traces")]
 
@@ -224,7 +224,7 @@ impl Sink for Keeps {
     }
 }
 
-/// A sink is told of growth, of a lend with its wait, of a wait by the host and of a trim, with the streams' names.
+/// A sink receives growth, a migration with its wait, a wait by the host and a trim, with the streams' names.
 #[test]
 fn a_sink_hears_of_every_kind_of_event() {
     let (sim, sink) = (late(), Arc::new(Keeps::default()));
@@ -253,7 +253,7 @@ fn a_sink_hears_of_every_kind_of_event() {
     all_clean(&sim, gpu);
 }
 
-/// The host's wait for a stream is told with the stream's name.
+/// The event of the host's wait for a stream has the stream's name.
 #[test]
 fn a_sink_hears_whom_the_host_waits_for() {
     let (sim, sink) = (late(), Arc::new(Keeps::default()));
@@ -273,7 +273,7 @@ fn a_sink_hears_whom_the_host_waits_for() {
     all_clean(&sim, gpu);
 }
 
-/// Nobody is called in a drop, and memory is finite: after 65,536 events with no delivery the oldest are lost, and the
+/// No sink is called in a drop, and memory is finite: after 65,536 events with no delivery the oldest are lost, and the
 /// numbers show the gap.
 #[test]
 fn events_that_nobody_fetches_are_lost_oldest_first() {
@@ -310,7 +310,7 @@ fn a_capturing_stream_is_not_marked() {
     sim.begin_capture(s.native()).unwrap();
     let refused = gpu.alloc(4 * MIB, &t).unwrap_err();
     assert!(refused.to_string().contains("captur"), "{refused}");
-    // Whoever looks for out of memory, to free something and ask again, finds it.
+    // A caller that matches out of memory, to free something and try again, finds it.
     let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused:?}"));
     assert!(facts.passed_over.as_ref().is_some_and(|e| e.kind == millpond::DriverErrorKind::Capturing));
     assert!(matches!(gpu.trim(Trim::All), Ok(trimmed) if trimmed.bytes == 0));
@@ -321,7 +321,7 @@ fn a_capturing_stream_is_not_marked() {
     all_clean(&sim, gpu);
 }
 
-/// An event that a capture took, as one may that begins and ends beside a record, can be asked about by nobody. A trim passes it
+/// An event that a capture took, as one may that begins and ends beside a record, cannot be queried. A trim passes it
 /// over, and gives back what others hold.
 #[test]
 fn an_event_that_a_capture_took_fails_no_trim() {
@@ -466,7 +466,7 @@ fn segments_in_which_nothing_is_alive_are_told() {
     all_clean(&sim, gpu);
 }
 
-/// A wait of no time at all waits for nobody, whatever is pending.
+/// A wait of zero time waits for nothing, whatever is pending.
 #[test]
 fn a_nanosecond_is_soon_over() {
     let sim = late();
@@ -492,7 +492,7 @@ fn streams_come_and_go(gpu: &Allocator<Sim>) {
     }
 }
 
-/// Pinned memory comes back after its stream was forgotten: who is forgotten is complete.
+/// Pinned memory comes back after its stream was forgotten: a forgotten stream is complete.
 #[test]
 fn pinned_memory_outlives_the_record_of_its_stream() {
     let sim = late();
@@ -548,7 +548,7 @@ fn a_refused_operation_on_an_array_is_withdrawn() {
 }
 
 /// Tokens dropped with their copies pending: the last owner of the allocator waits for them, and for everything where one's own event cannot be waited for.
-/// What cannot be waited for at all is never dropped, so that nobody gets bytes that a copy may still read; a lost context runs no copy any more.
+/// What cannot be waited for at all is never dropped, so that no other owner gets bytes that a copy may still read; a lost context runs no copy any more.
 #[test]
 fn what_dropped_tokens_kept_ends_with_the_allocator() {
     let waits = [Call::EventSynchronize, Call::MemHostAlloc, Call::CtxSynchronize];
@@ -599,7 +599,7 @@ fn an_allocation_goes_through_words_and_back() {
     assert!("much".parse::<Limit>().is_err_and(|e| e.to_string().contains("much")));
 }
 
-/// Rows without elements lie anywhere: their pitch is no distance that anybody goes.
+/// Rows without elements lie anywhere: their pitch is a distance that no copy uses.
 #[test]
 fn rows_without_elements_may_have_any_pitch() {
     let sim = late();
@@ -633,7 +633,7 @@ fn nothing_is_aligned_too() {
     all_clean(&sim, gpu);
 }
 
-/// Events that nobody was told of are counted where the program looks.
+/// Events that were never delivered are counted where the program looks.
 #[test]
 fn lost_events_are_shown() {
     struct Count(AtomicU64);

@@ -57,7 +57,7 @@ fn large_requests_in_small_segments_call_the_driver_for_nothing() {
     sim.verdict().unwrap();
 }
 
-/// A pool keeps few counts and tells the others from them: they have to agree whatever was done.
+/// A pool keeps few counts and computes the others from them: they have to agree whatever was done.
 #[test]
 fn the_counts_agree() {
     let (gpu, stream) = gpu();
@@ -131,7 +131,7 @@ struct Busy {
     gpu: Allocator<Sim>,
     dice: Dice,
     streams: Vec<Stream<Sim>>,
-    /// Somebody else's, adopted: whether it captures is asked at each allocation, and nothing else where anybody may mark it.
+    /// A stream of other code, adopted: the driver is asked at each allocation whether it captures, and nothing else if any call may mark it.
     adopted: Vec<(Kind, Stream<Sim>)>,
     scrubs: bool,
     capturing: Vec<SimStream>,
@@ -265,7 +265,7 @@ impl Busy {
                 let token: Box<dyn Any> = if self.dice.below(2) == 0 {
                     Box::new(x.copy_from(source, &t).unwrap())
                 } else {
-                    // Shared with somebody: the allocator's keeper has it, once the token is dropped.
+                    // Shared with another owner: the allocator's deferred drops have it, once the token is dropped.
                     Box::new(x.copy_from(Arc::new(source), &t).unwrap())
                 };
                 if self.dice.below(2) == 0 {
@@ -286,7 +286,7 @@ impl Busy {
             }
             11 => {
                 if let Some(native) = self.capturing.pop() {
-                    // A marker for what was freed by nobody knows whom may have ended it.
+                    // A marker for what was freed with unknown users may have ended it.
                     drop(self.sim.end_capture(&native));
                 }
             }
@@ -323,7 +323,7 @@ impl Busy {
                 let marked = called.iter().any(|c| c.0 == marker[0]);
                 assert!(called.iter().all(|c| c.1 == 1 || !marker.contains(&c.0)), "{called:?}");
                 called.retain(|c| !(marked && (marker.contains(&c.0) || c.0 == Call::EventQuery.name())));
-                // Who marks asks once more, and its calls are no mistake beside somebody's capture.
+                // A call that marks checks once more, and its calls are no mistake beside a capture by other code.
                 let asks = called.iter_mut().find(|c| marked && c.0 == Call::StreamIsCapturing.name());
                 if let Some(asks) = asks {
                     asks.1 -= 1;
@@ -338,7 +338,7 @@ impl Busy {
             let mut requested: Vec<(&str, u64)> = Vec::new();
             requested.extend(kind.map(|_| (Call::StreamIsCapturing.name(), 1)));
             if self.scrubs {
-                // The fill, which is no mistake beside somebody's capture.
+                // The fill, which is no mistake beside a capture by other code.
                 requested.extend([(Call::MemsetD8.name(), 1), (Call::ExchangeCaptureMode.name(), 2)]);
             }
             requested.sort_unstable();
@@ -366,7 +366,7 @@ impl Busy {
         self.arrays.extend(array);
     }
 
-    /// The same of pinned memory, which is on no stream: nobody is asked.
+    /// The same for pinned memory, which is on no stream: no check is made.
     fn pin(&mut self, seen: &mut Seen) {
         let hits = |gpu: &Allocator<Sim>| gpu.report().pinned.map_or(0, |p| p.counters.hits);
         let bytes = [512, 4 * KIB, 100 * KIB][self.dice.below(3)];
@@ -406,8 +406,8 @@ impl Busy {
     }
 }
 
-/// A hit calls the driver for nothing, not even a question, whatever is pending: work on its own stream and on others, ranges in
-/// flight, markers made and due, streams that ended, sources of dropped tokens, somebody's capture. Nor does a free.
+/// A hit makes no driver call, not even a check, whatever is pending: work on its own stream and on others, ranges in
+/// flight, markers made and due, streams that ended, sources of dropped tokens, a capture by other code. Nor does a free.
 #[test]
 fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
     let mut seen = Seen::default();

@@ -72,7 +72,7 @@ fn every_call_fails_once_with_every_kind() {
         }
     }
     println!("{runs} runs");
-    // What nobody could be told of is kept: each kind of call that an allocator's end makes is among it.
+    // Errors that no call could return are kept: each kind of call that an allocator's end makes is among them.
     for call in ["cuMemFree", "cuMemFreeHost"] {
         assert!(met.contains(call), "a failed {call} at the end was told to nobody: {met:?}");
     }

@@ -1,14 +1,14 @@
-//! Every figure of a report against a model that keeps its own books: random programs on several streams, with uses elsewhere,
-//! limits, trims, refusals, pinned memory, streams that come and go, faults that strike in drops, and more events than there is room for.
+//! Every figure of a report against a model that keeps its own records: random programs on several streams, with uses on other streams,
+//! limits, trims, refusals, pinned memory, streams that come and go, faults in drops, and more events than a recorder keeps.
 //!
 //! Two allocators: one is deterministic and inserts no waits of its own, and the device runs nothing before the host waits, so that what is
-//! in flight is known too: freed with a use elsewhere, until the next synchronisation. The other inserts waits, has the host wait and
-//! grows last; there what is in flight is bounded, since completion is the device's. What was lent to whom, who holds how many bytes and
-//! held at most, and what was a hit, follows from the events that a sink was told (`owners`); how many waits there were, from the device's
-//! ledger. Ranges, splits and merges follow from the events too where nothing comes back before a synchronisation (`chunks`), and but for
-//! what that leaves open where it may (`loose`); of one stream alone, and of pinned memory, they follow from addresses (`ranges`). So does
+//! in flight is known too: freed with a use on another stream, until the next synchronisation. The other inserts waits, makes the host wait and
+//! grows last; there what is in flight is bounded, since completion is the device's. What migrated where, which stream holds how many bytes and
+//! held at most, and what was a hit, follows from the events that a sink received (`owners`); how many waits there were, from the device's
+//! ledger. Ranges, splits and merges follow from the events too where nothing comes back before a synchronisation (`chunks`), and except for
+//! what that leaves open where it may (`loose`); for one stream alone, and for pinned memory, they follow from addresses (`ranges`). So does
 //! the age of the oldest use in flight, from the frees (`ages`), and how often each rung was tried, from which one served (`climbs`).
-//! No field goes unlooked at: the patterns name all, and each number of a report is made one more and one less, which the model has to
+//! No field is left out: the patterns name all, and each number of a report is changed by one up and down, which the model has to
 //! notice (`noticed`). What is shown is what is held (`shown`).
 
 mod ages;
@@ -123,7 +123,7 @@ struct Books {
     in_flight: u64,
     ranges: u64,
     in_flight_frees: u64,
-    /// Freed by nobody knows whom where captures of others are expected, since the last synchronisation.
+    /// Freed with unknown users where captures of others are expected, since the last synchronisation.
     held_back: u64,
     allocations: u64,
     refused: u64,
@@ -245,7 +245,7 @@ impl Books {
 struct Kind {
     /// Streams and the host are made to wait; else it inserts no waits and learns nothing by asking.
     waits: bool,
-    /// Captures of others are expected: nobody marks the whole context, whatever was freed by nobody knows whom.
+    /// Captures by other code are expected: no call marks the whole context, whatever was freed with unknown users.
     expects: bool,
     /// The driver's free of plain memory waits for the device, so that no request gives any back.
     frees_wait: bool,
@@ -278,7 +278,7 @@ struct World {
     peak: u64,
     taken_peak: u64,
     pinned_peak: u64,
-    /// What the allocator told its sink, and what follows from it.
+    /// What the allocator sent to its sink, and what follows from it.
     told: Arc<Told>,
     owners: Owners,
     kind: Kind,
@@ -402,7 +402,7 @@ impl World {
         config.pinned_limit(PINNED)
     }
 
-    /// An allocator that has memory ends, and the driver refuses once to take it back: nobody is told but the report, and the second
+    /// An allocator that has memory ends, and the driver refuses once to take it back: only the report shows it, and the second
     /// attempt gives it back.
     fn fail(&mut self, pinned: bool) {
         let before = self.sim.ledger();
@@ -432,7 +432,7 @@ impl World {
         self.step(&Step::Synchronize);
         self.step(&Step::Trim);
         let stream = self.streams[0].id();
-        // All is given back and nothing in flight, so that each miss grows and nobody waits: one look at the ledger tells of all requests.
+        // All is given back and nothing is in flight, so that each miss grows and none waits: one look at the ledger shows all requests.
         let before = self.sim.ledger();
         for _ in 0..EVENTS + over {
             self.blocks.push((self.gpu.alloc(512, &self.streams[0]).unwrap(), stream));
@@ -465,7 +465,7 @@ impl World {
         self.streams.push(s);
     }
 
-    /// One step, and what was told meanwhile.
+    /// One step, and the events meanwhile.
     fn step(&mut self, step: &Step) {
         let before = self.sim.ledger();
         self.make(step);
@@ -512,7 +512,7 @@ impl World {
         (given.len() as u64, given.last().is_some_and(Option::is_some))
     }
 
-    /// What a request on a stream cost: waits are the request's, whoever's memory it had.
+    /// What a request on a stream cost: waits count for the request, whichever pool's memory it got.
     fn note(&mut self, on: StreamId, bytes: u64, before: &Ledger, served: bool) {
         let after = self.sim.ledger();
         let (times, gave) = self.give_up();
@@ -555,7 +555,7 @@ impl World {
         self.helped += u64::from(served && times > 0);
     }
 
-    /// Reads what was told: how often the host waited.
+    /// Reads from the events how often the host waited.
     fn hear(&mut self) -> u64 {
         self.hear_of(None).host_waits
     }
@@ -590,7 +590,7 @@ impl World {
                         assert_eq!((facts.requested, facts.rounded), (bytes, rounded(bytes)));
                         let held: u64 = facts.holders.iter().map(|h| h.bytes).sum();
                         assert_eq!(held, self.live, "without names there is one holder");
-                        // Made inside the request, which is counted as refused, and as told, behind it.
+                        // Made inside the request, which is counted as refused, and recorded, after it.
                         self.mark(step, &start);
                         self.check(&facts.report);
                         return;
@@ -744,7 +744,7 @@ impl World {
     }
 
     fn check_pinned(&self, p: &PoolReport, ledger: &Ledger) {
-        // The host waits for pinned memory that is in flight, and tells no sink.
+        // The host waits for pinned memory that is in flight, and no sink is notified.
         let waited = p.counters.host_waits - self.host.host_waits;
         assert!(waited == self.pinned_waits, "{waited} for {} waits", self.pinned_waits);
         Books { host_waits: p.counters.host_waits, ..self.host.clone() }.check(p, "pinned");
@@ -1104,7 +1104,7 @@ fn search(waits: bool) -> Met {
     met
 }
 
-/// Bytes between two pools are neither's: while a stream is made to wait for a range that is lent, a report says how many there are.
+/// Bytes between two pools belong to neither: while a stream is made to wait for a range that migrates, a report says how many there are.
 #[test]
 fn what_is_on_its_way_between_two_pools_is_moving() {
     const HELD: u64 = 20 * MIB;
@@ -1124,7 +1124,7 @@ fn what_is_on_its_way_between_two_pools_is_moving() {
         let report = seen.lock().unwrap().take().expect("the stream waits for what it is lent");
         let (of_s, of_t) = (&report.pools[0], &report.pools[1]);
         assert_eq!((of_s.counters.migrations_out, of_t.counters.migrations_in), (1, 0));
-        // What is lent is enough for the next requests too.
+        // What migrates is enough for the next requests too.
         let lent = gpu.report().pools[1].reserved;
         assert!(lent >= bytes && report.moving == lent, "{lent} of {bytes} and {}", report.moving);
         assert_eq!((of_s.reserved, of_t.reserved), (HELD - lent, 0));

@@ -31,7 +31,7 @@ fn assert_not_advised(facts: &OutOfMemory, words: &[&str]) {
     }
 }
 
-/// A leak in many pieces under one name is called by its name, and nobody is sent to look for fragments or to trim.
+/// A leak in many pieces under one name is called by its name, and the advice is not to look for fragments or to trim.
 #[test]
 fn a_leak_in_pieces_is_no_fragmentation() {
     let gpu = gpu(68 * MIB, Config::default());
@@ -95,7 +95,7 @@ fn crumbs_are_fragmentation() {
 /// Segments that are wholly free and did not go back are counted, and a trim brings exactly that.
 #[test]
 fn what_a_trim_would_bring() {
-    // The callback is asked when the request is about to fail: what it is told is what it can do something about.
+    // The callback is called when the request is about to fail: its facts are what it can do something about.
     let told: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
     let tell = Arc::clone(&told);
     let config = Config::default().growth(Growth::Exact).reuse(Reuse::Never).on_out_of_memory(move |facts| {
@@ -127,7 +127,7 @@ fn what_a_trim_would_bring() {
     drop((fits, kept));
 }
 
-/// Memory that is held back is none that a trim brings, and nobody is sent to trim for it; synchronised before, the trim brings it.
+/// Memory that is held back is none that a trim frees, and the advice is not to trim for it; synchronised before, the trim frees it.
 #[test]
 fn what_is_held_back_is_brought_by_no_trim() {
     let sim = Sim::new(GIB);
@@ -278,8 +278,8 @@ fn pinned_memory_says_nothing_of_the_device() {
     drop(rows);
 }
 
-/// What an alignment may skip is part of what a request needs: no trim is advised that makes no room for it, and nobody is sent to wait for
-/// a run that is idle and begins at the wrong address. What begins at the right one serves, above all limits.
+/// What an alignment may skip is part of what a request needs: no trim is advised that does not free enough for it, and no wait for
+/// a range that is idle and begins at the wrong address. What begins at the right one serves, above all limits.
 #[test]
 fn advice_knows_of_alignment() {
     let config = || Config::default().growth(Growth::Exact);
@@ -352,8 +352,8 @@ fn a_request_trims_for_its_alignment_too() {
 /// What is done with the stream that captures then, and another one, before; and what of it stays.
 type Prepare = fn(&Allocator<Sim>, &Stream<Sim>, &Stream<Sim>) -> Vec<Allocation<Sim>>;
 
-/// Memory of a stream that captures is had when the capture ends, and nobody is sent to wait for that stream, which would destroy it;
-/// neither for a run that is free there, nor for what it used, nor for a trim of what is free.
+/// Memory of a stream that captures comes back when the capture ends, and the advice is not to wait for that stream, which would destroy it;
+/// neither for a range that is free there, nor for what it used, nor for a trim of what is free.
 #[test]
 fn a_capture_is_to_be_ended_and_not_waited_for() {
     let captured = |prepare: Prepare| {

@@ -23,7 +23,7 @@ fn one_pool_knows_its_peak() {
     assert!(report.to_string().contains("peak allocated 8.00 MiB   ratio 2.500"), "{report}");
 }
 
-/// 36 MiB live at once on two streams, gone before anybody looks: no cut saw them, and the report does not claim a ratio.
+/// 36 MiB live at once on two streams, gone before any cut: no cut saw them, and the report does not claim a ratio.
 #[test]
 fn several_pools_are_bounded_from_both_sides() {
     let gpu = gpu();
@@ -95,7 +95,7 @@ fn pools_that_are_gone_count() {
     drop(x);
 }
 
-/// Two pools that are full at one moment, of which one goes before anybody looks.
+/// Two pools that are full at one moment, of which one goes before any cut.
 #[test]
 fn a_pool_that_is_gone_was_full_beside_another() {
     let gpu = Allocator::new(Sim::new(GIB), Config::default().reuse(Reuse::Never)).unwrap();
@@ -116,7 +116,7 @@ fn a_pool_that_is_gone_was_full_beside_another() {
     drop(t);
 }
 
-/// Two arrays on two streams of which the second was lent its memory: seen, since a loan is no hit.
+/// Two arrays on two streams, to the second of which memory migrated: seen, since a migration is no hit.
 #[test]
 fn a_loan_is_seen() {
     let gpu = gpu();

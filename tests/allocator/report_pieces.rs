@@ -1,8 +1,8 @@
 //! A report holds no pool's lock for longer because there is more to report: a hit on another thread waits for a piece.
 //!
-//! What a report looks for it looks for in pieces, and between two pieces the lock is let go. So with n more ranges it takes the
+//! A report computes its figures in pieces, and releases the lock between two pieces. So with n more ranges it takes the
 //! pool's lock at least n / 128 times more often, and how often is counted (`sync::locks_taken`, in debug builds); what is found is
-//! compared with what the test made. There is no way to come by all of a pool's ranges at once that a report could take.
+//! compared with what the test made. There is no call that reads all of a pool's ranges at once that a report could use.
 
 #![cfg(debug_assertions)]
 
@@ -105,7 +105,7 @@ fn many_ranges_in_flight() {
     });
 }
 
-/// The same, and each waits for a stream that nobody may mark: all of it is held back. Each stream is asked how far it is behind.
+/// The same, and each waits for a stream that no call may mark: all of it is held back. Each stream is asked how far it is behind.
 #[test]
 fn ranges_in_flight_for_many_streams() {
     holds_no_longer("streams that ranges in flight wait for", |n| {

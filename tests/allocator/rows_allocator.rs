@@ -70,7 +70,7 @@ fn s17_drop_pinned_in_flight() {
     // SAFETY: the pinned bytes are ours; nothing reads them concurrently.
     unsafe { ptr.write_bytes(0xAB, 4096) };
     source.record_use(&s).unwrap();
-    // SAFETY: the source was recorded as used by `s`, so its bytes are not handed out before the copy is complete.
+    // SAFETY: the source was recorded as used by `s`, so its bytes are not reused before the copy is complete.
     unsafe { sim.copy_h2d(target.address(), ptr, 4096, s.native()) }.unwrap();
     drop(source);
     let next = gpu.alloc_pinned(4096).unwrap();
@@ -136,7 +136,7 @@ fn t06_best_fit_takes_a_quarter_on_varying_lengths() {
     t06(40, 0.25);
 }
 
-/// Fewer lengths are fewer chunks that nobody else's length takes.
+/// Fewer lengths are fewer chunks that no other length takes.
 fn t06(steps: u32, most: f64) {
     let share = |varying| {
         let best = taken_by_steps(Config::default(), varying, steps);
@@ -177,7 +177,7 @@ fn t11_two_streams_one_pool_is_caught() {
     let (home, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let x = gpu.alloc(MIB, &home).unwrap();
     write(&sim, &x, &home);
-    // The broken pool: the bytes go to a second stream while the first still uses them, nobody recorded anything.
+    // The broken pool: the bytes go to a second stream while the first still uses them, and no use was recorded.
     sim.launch(other.native(), Launch::write_pattern(x.address(), MIB, 7)).unwrap();
     check(&sim, &x, &home);
     sim.run_until_idle();

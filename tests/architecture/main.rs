@@ -1,7 +1,7 @@
-//! The repository keeps its walls: who may import whom, where unsafe code may live, how long a file may grow, and that every
-//! path the documents name is there.
+//! The repository keeps its boundaries: which module may import which, where unsafe code may be, how long a file may grow, and that every
+//! path the documents name exists.
 //!
-//! The table below is DESIGN.md's. A wall may be moved: change the table in the same commit, and say why there.
+//! The table below is DESIGN.md's. A boundary may be moved: change the table in the same commit, and say why there.
 
 mod circles;
 mod references;
@@ -475,7 +475,7 @@ fn planted(source: &str) -> Vec<String> {
     places
 }
 
-/// The name by which docs/mutants.md tells of a bug, as driver/src/mutant.rs has it: `Z1 "z1" "what is wrong"`.
+/// The name under which docs/mutants.md lists a bug, as driver/src/mutant.rs has it: `Z1 "z1" "what is wrong"`.
 fn name_of_bug(list: &str, bug: &str) -> Option<String> {
     let entry = list.lines().find_map(|line| line.trim().strip_prefix(bug)?.strip_prefix(" \""))?;
     entry.split_once('"').map(|(name, _)| name.to_owned())
@@ -751,7 +751,7 @@ fn checks_listed(run: &str, list: &str) -> Vec<String> {
     line.trim_matches(['(', ')', '"']).split_whitespace().map(str::to_owned).collect()
 }
 
-/// A check that nobody calls keeps nothing true: each script in `.ci` is in a list of `.ci/run` or called by others, and the workflow
+/// A check that is never run proves nothing: each script in `.ci` is in a list of `.ci/run` or called by others, and the workflow
 /// runs what `--quick` leaves out, once each.
 #[test]
 fn every_check_is_run() {
@@ -889,7 +889,7 @@ fn every_path_that_the_documents_name_exists() {
         let document = document.strip_prefix(root()).expect("in the repository").display();
         let document = &document.to_string();
         if !root().join(document).exists() {
-            // Past the test harness, which shows what a passing test prints to nobody.
+            // Past the test harness, which hides what a passing test prints.
             let _ = writeln!(std::io::stderr(), "{document} is not written yet: its paths were not checked");
             continue;
         }

@@ -35,7 +35,7 @@ pub(crate) fn files() -> Vec<PathBuf> {
     found
 }
 
-/// What a file says to a reader, the rest blanked so that lines stay where they are; none where nobody reads its comments.
+/// What a file says to a reader, the rest blanked so that lines stay where they are; nothing where its comments have no readers.
 fn prose(file: &Path, text: &str) -> Option<String> {
     let ending = file.extension().and_then(|e| e.to_str()).unwrap_or_default();
     match ending {

@@ -59,7 +59,7 @@ enum Evidence {
     Owed(&'static str),
 }
 
-/// Parts that are not built yet: a feeder with its figures and timelines, virtual memory under the pools, and what tells a
+/// Parts that are not built yet: a feeder with its figures and timelines, virtual memory under the pools, and what informs a
 /// user about the machine.
 const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 
@@ -78,7 +78,7 @@ const OVERLAP: &str = "examples/gpu_transfers/overlap.rs";
 /// Where what others' tests demand is tested.
 const PARITY: &str = "tests/allocator/parity.rs";
 
-/// Who may import whom.
+/// Which module may import which.
 const WALLS: &str = "tests/architecture/main.rs";
 
 /// Programs that must not compile.
@@ -294,7 +294,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "one stream's cached memory serves another, in order",
         &[
             Test(ALLOCATOR, "t13_cross_stream_reclaim"),
-            Suite("an_ordered_stream_is_lent_the_bytes"),
+            Suite("an_ordered_stream_gets_the_bytes"),
             Bench("examples/gpu_rows.rs", "cross_stream_reclaim"),
             Bench("benches/peers/t13.py", "with_cupy"),
             Bench("benches/peers/t13.py", "with_torch"),
@@ -507,7 +507,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         Comparisons,
         "a foreign pointer with its owner kept alive",
         &[
-            Suite("c05_a_foreign_range_keeps_its_owner"),
+            Suite("c05_an_external_range_keeps_its_owner"),
             Test("tests/arrays/external.rs", "c05_external_memory_with_its_owner"),
         ],
     ),
@@ -820,7 +820,7 @@ fn every_requirement_has_its_evidence() {
         }
     }
     let owed = REQUIREMENTS.iter().filter(|r| matches!(r.3, [Owed(_)])).count();
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let mut out = std::io::stderr();
     let _ = writeln!(
         out,

@@ -58,7 +58,7 @@ fn arrays_copies_and_kernels_need_no_type() {
     assert_eq!(layer(&null, &s, &t).unwrap().len(), 4);
 }
 
-/// The oracle judges through it: reuse is in order, and a use that nobody recorded is found.
+/// The oracle judges through it: reuse is in order, and a use that was not recorded is found.
 #[test]
 fn the_oracle_judges_through_it() {
     let config = || Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
@@ -133,7 +133,7 @@ fn devices_meet_by_what_they_are() {
     }
 }
 
-/// What a stream's references count is the native one's: none is let go while somebody has another.
+/// What a stream's references count is the native one's: none is dropped while another exists.
 #[test]
 fn references_are_the_native_streams() {
     let (sim, gpu) = device(Config::default());

@@ -178,7 +178,7 @@ fn wrappers_compose_in_both_orders() {
     clean(&sim);
 }
 
-/// Of sixteen that come at once, the eight for whom there is room are served, whoever they are.
+/// Of sixteen that come at once, eight fit and are served, whichever they are.
 #[test]
 fn a_limit_is_kept_under_threads() {
     let (sim, gpu, any) = device(Config::default());
@@ -195,7 +195,7 @@ fn a_limit_is_kept_under_threads() {
                         Ok(x) => held.lock().unwrap().push(x),
                         Err(e) => assert!(matches!(e, Error::AboveLimit { allocated: 8192, .. }), "{e}"),
                     }
-                    // Nobody frees before all have asked.
+                    // None frees before all have requested.
                     at_once.wait();
                 });
             }
@@ -274,7 +274,7 @@ fn a_log_tells_each_call_in_order_and_drops_afterwards() {
     clean(&sim);
 }
 
-/// A sink may allocate from the log that it is told by, and a sink that panics loses nothing.
+/// A sink may allocate from the log that calls it, and a sink that panics loses nothing.
 #[test]
 fn a_sink_may_do_as_it_likes() {
     let (sim, gpu, any) = device(Config::default());

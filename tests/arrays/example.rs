@@ -20,7 +20,7 @@ fn first_steps_prints_the_peak_of_both_arrays() {
     let (copy, work) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     assert_eq!(steps(&gpu, [&copy, &work], &SAXPY, N).unwrap().len(), N);
     let report = gpu.report();
-    // By the device's own books nothing else was taken: a segment, of which the second stream was lent a part.
+    // By the device's own records nothing else was acquired: a segment, of which a part migrated to the second stream.
     assert_eq!(sim.ledger().bytes_reserved_peak, 20 * MIB);
     assert_eq!(
         (report.peak_allocated(), report.reserved_over_allocated()),

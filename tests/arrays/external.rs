@@ -1,4 +1,4 @@
-//! Memory that somebody else allocated, as arrays: on the simulated device under its oracle. The somebody is another
+//! Memory that other code allocated, as arrays: on the simulated device under its oracle. That code is another
 //! allocator, which reuses what its owner drops at once and in no order of ours, so that a drop too early is convicted.
 
 #![cfg(not(any(loom, shuttle)))]
@@ -50,7 +50,7 @@ impl Library {
     fn dropped(&self) -> u32 {
         self.dropped.load(Ordering::Relaxed)
     }
-    /// The library uses its block again, which it has only if nobody else does.
+    /// The library uses its block again, which it has only if nothing else does.
     fn reuse(&self, sim: &Sim) {
         let block = self.gpu.alloc(BYTES, &self.stream).unwrap();
         let launch = Launch::new("theirs").writes(block.address(), BYTES).tag(block.id().unwrap());
@@ -184,7 +184,7 @@ fn in_every_order_of_ends_the_owner_goes_last() {
     }
 }
 
-/// One trim lets go of each owner all of whose uses are over, whichever stream it was brought in on and whoever used it: it looks at the next use of what it
+/// One trim drops each owner all of whose uses are over, whichever stream it was imported on and whichever used it: it looks at the next use of what it
 /// finds to be over, also where it has looked at that stream before.
 #[test]
 fn one_trim_lets_go_of_every_owner_that_is_free() {
@@ -264,7 +264,7 @@ fn a_wait_of_the_hosts_lets_the_owner_go() {
     }
 }
 
-/// Arrays that are brought in, and uses that are recorded, let the owners of former ones go, though nobody waits for anything.
+/// Arrays that are brought in, and uses that are recorded, let the owners of former ones go, though nothing waits.
 #[test]
 fn owners_go_while_others_come() {
     let (sim, gpu, library) = device(Config::default());
@@ -296,8 +296,8 @@ fn owners_go_while_others_come() {
     clean(&sim);
 }
 
-/// A request that the device refuses lets owners go whose memory nobody uses any more, and waits for those that are in use for a moment;
-/// one that may wait for nothing says what is kept, and who could end that.
+/// A request that the device refuses drops owners whose memory is no longer used, and waits for those that are in use for a moment;
+/// one that may wait for nothing reports what is kept, and what would end that.
 #[test]
 #[allow(unsafe_code, reason = "a range of the driver's, which is the owner")]
 fn a_request_is_served_from_what_owners_held() {
@@ -327,7 +327,7 @@ fn a_request_is_served_from_what_owners_held() {
                     "{facts}"
                 );
                 assert!(facts.advice().starts_with("48.0 MiB of external memory are kept"), "{facts}");
-                // Known complete by nobody, but by whoever asks.
+                // Not known complete until a query.
                 sim.run_until_idle();
                 if deterministic {
                     assert!(gpu.alloc(32 * MIB, &t).is_err(), "it asks nobody");
@@ -447,7 +447,7 @@ fn a_whole_write_at_home_ends_what_others_did() {
     clean(&sim);
 }
 
-/// Many owners whose memory is still in use: a marker falls due, so that they go without anybody waiting.
+/// Many owners whose memory is still in use: a marker falls due, so that they go without any wait.
 #[test]
 fn many_owners_in_flight_make_a_marker_fall_due() {
     let (sim, gpu, _) = device(Config::default());

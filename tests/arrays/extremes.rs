@@ -172,7 +172,7 @@ fn parts<T: Pod>(shape: Shape, of: Bounds, middle: usize, to: Shape) {
 
     let slice = range(of, len).map(|(a, b)| (at(a as i128), vec![b - a]));
     let rows = range(of, shape.rows()).map(|(a, b)| (at((a as i128).saturating_mul(rest)), lengths(b - a)));
-    // Without elements nobody can tell where a part begins.
+    // Without elements it is unknown where a part begins.
     let rows = if len == 0 { rows.map(|(_, lengths)| (base, lengths)) } else { rows };
     assert_eq!(lies(|| x.slice(of)).map(|v| (v.address().0, v.shape().to_vec())), slice);
     assert_eq!(lies(|| x.slice_mut(of)).map(|v| (v.address().0, v.shape().to_vec())), slice);

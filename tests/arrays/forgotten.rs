@@ -1,4 +1,4 @@
-//! What was forgotten open on a stream that nobody here can mark, where captures are expected.
+//! What was forgotten open on a stream that cannot be marked, where captures are expected.
 
 use millpond::units::GIB;
 use millpond::{Allocator, Config, Error};

@@ -22,7 +22,7 @@ enum Mistake {
     Behind,
     /// Memory is brought in on a stream that does not come after what was done with it.
     BroughtIn,
-    /// An array is dropped while a kernel that nobody told of uses it.
+    /// An array is dropped while a kernel that was not declared uses it.
     Untold,
 }
 
@@ -101,7 +101,7 @@ impl Program {
             self.launch(what, writes);
             return drop(self.arrays.swap_remove(what));
         }
-        // Told, the library orders what comes later; it does so itself else.
+        // If it is declared, the library orders what comes later; otherwise the program does.
         if told && !forgets(Mistake::Behind) {
             x.record_use(&self.side).unwrap();
         }

@@ -1,5 +1,5 @@
 //! Random programs of arrays, views, copies, kernels, drops and forgotten tokens over several streams; and with guards, kept or
-//! forgotten, shared sources, borrowed memory, foreign ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
+//! forgotten, shared sources, borrowed memory, external ranges and streams that end. Whatever streams they name, the outcome is that of running them one operation after the other; the order oracle is content, and the waits that were
 //! inserted are counted. What holds on every device is in `testkit/src/suite/arrays.rs`.
 
 #![allow(unreachable_pub, reason = "shared with tests/mutants.rs")]
@@ -158,14 +158,14 @@ const PEER_FAULTS: [Option<(Call, u64)>; 6] = [
 /// What is rarer in programs: uses that are open for a while, memory of others, streams that end.
 #[derive(Clone, Copy, Debug)]
 enum Rare {
-    /// A kernel that somebody else queues while a guard is held, or after it was forgotten.
+    /// A kernel that other code queues while a guard is held, or after it was forgotten.
     Guard {
         what: usize,
         on: usize,
         part: (usize, usize),
         /// What it writes, or that it reads.
         value: Option<u8>,
-        /// The stream is marked between the guard and the kernel, as anybody's call may.
+        /// The stream is marked between the guard and the kernel, as any call may do.
         marked: bool,
         forget: bool,
     },
@@ -174,24 +174,24 @@ enum Rare {
     /// Borrowed memory goes there and comes back, and the host waits.
     Scope { what: usize, on: usize, part: (usize, usize), value: u8 },
     /// An array becomes bytes, and an array again: of its own allocation, or in memory of which that is the owner.
-    Reborn { what: usize, on: usize, foreign: bool },
+    Reborn { what: usize, on: usize, external: bool },
     /// A stream ends, with whatever it holds, and another one takes its place.
     Close { on: usize },
-    /// One half is written while somebody holds a guard to write the other, on another stream perhaps.
+    /// One half is written while a guard is held to write the other, on another stream perhaps.
     Halves { what: usize, on: (usize, usize), value: u8 },
     /// A fill that is queued, and whose call then panics.
     Panic { what: usize, on: usize, value: u8 },
     /// A fill whose marker the driver refuses.
     Unmarked { what: usize, on: usize, value: u8 },
-    /// More streams than are looked at one by one read what somebody's kernel reads under a guard, which is then forgotten, or
+    /// More streams than are looked at one by one read what a kernel of other code reads under a guard, which is then forgotten, or
     /// before its kernel.
     Crowd { what: usize, on: usize, forget: bool },
-    /// As many declare a use and end, beside a declared stream that is marked before its kernel; in the upper half of `what` nobody has
-    /// that one meanwhile.
+    /// As many declare a use and end, beside a declared stream that is marked before its kernel; in the upper half of `what` no reference
+    /// to that one exists meanwhile.
     Users { what: usize, on: usize },
     /// A fill, while whatever the device is asked about events is answered by an error.
     Unanswered { what: usize, on: usize, value: u8, other: u8 },
-    /// A large source whose token is dropped at once, and then as much pinned memory for somebody else.
+    /// A large source whose token is dropped at once, and then as much pinned memory for another owner.
     Large { on: usize, value: u8 },
     /// An operation of any kind, and one of the driver calls that it makes does its work and panics: the call of its own, or one of those
     /// about it. It may not come to that one.
@@ -215,7 +215,7 @@ fn rare() -> impl Strategy<Value = Step> {
         2 => (what.clone(), on.clone(), part, value)
             .prop_map(|(what, on, part, value)| Rare::Scope { what, on, part, value }),
         2 => (what.clone(), on.clone(), any::<bool>())
-            .prop_map(|(what, on, foreign)| Rare::Reborn { what, on, foreign }),
+            .prop_map(|(what, on, external)| Rare::Reborn { what, on, external }),
         1 => on.clone().prop_map(|on| Rare::Close { on }),
         2 => (what.clone(), (on.clone(), on.clone()), any::<u8>())
             .prop_map(|(what, on, value)| Rare::Halves { what, on, value }),
@@ -378,7 +378,7 @@ fn large(gpu: &Allocator<Sim>, stream: &Stream<Sim>, value: u8) {
 }
 
 /// A kernel of the program's own, ordered by it, and declared if it is the first on this stream: whether it was.
-fn foreign(
+fn launch_of_others(
     sim: &Sim,
     x: &DeviceArray<u8, Sim>,
     declared: &mut Vec<usize>,
@@ -409,7 +409,7 @@ fn kept<G>(guard: G, forget: bool) -> Option<G> {
     (!forget).then(|| ManuallyDrop::into_inner(guard))
 }
 
-/// A kernel of somebody's between a guard's two ends; or behind its only one.
+/// A kernel of other code between a guard's two ends; or after its only one.
 fn guarded(
     sim: &Sim,
     x: &mut DeviceArray<u8, Sim>,
@@ -421,7 +421,7 @@ fn guarded(
     let mark = || drop(marked.then(|| stream.record().unwrap()));
     if let Some(value) = value {
         let (bytes, whole) = ((b - a) as u64, (a, b) == (0, LEN));
-        // A launch without a range has nobody's bytes.
+        // A launch without a range has no bytes.
         let id = x.id().filter(|_| bytes > 0);
         let target = if whole { x.view_mut() } else { x.slice_mut(a..b) };
         let guard = target.write_on(stream).unwrap();
@@ -448,7 +448,7 @@ fn guarded_read(
 ) {
     let (view, bytes) = (x.slice(a..b), (b - a) as u64);
     let guard = view.read_on(stream).unwrap();
-    // A launch without a range has nobody's bytes.
+    // A launch without a range has no bytes.
     let theirs = of(Launch::new("guarded").reads(guard.address(), bytes), x.id().filter(|_| bytes > 0));
     let guard = kept(guard, forget);
     between();
@@ -509,9 +509,9 @@ fn reborn(
     x: DeviceArray<u8, Sim>,
     (gpu, streams): (&Allocator<Sim>, &[Stream<Sim>]),
     stream: &Stream<Sim>,
-    foreign: bool,
+    external: bool,
 ) -> DeviceArray<u8, Sim> {
-    // What comes before is the program's to order before a foreign range's first stream: that the bytes are its own, and what
+    // What comes before an external range's first stream is the program's to order: that the bytes are its own, and what
     // others did with them.
     match streams.iter().find(|s| Some(s.id()) == x.stream_id()) {
         Some(home) => stream.wait_stream(home).unwrap(),
@@ -519,8 +519,8 @@ fn reborn(
     }
     x.wait_on(stream).unwrap();
     match x.into_allocation() {
-        Err(foreign) => foreign,
-        Ok(block) if foreign => {
+        Err(external) => external,
+        Ok(block) if external => {
             let memory = ExternalMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
             // SAFETY: as said.
             let made = unsafe { DeviceArray::from_external(memory, LEN, stream, block) };
@@ -562,7 +562,7 @@ struct Machine {
     any_declared: bool,
     /// How many arrays were first written by another stream.
     born_elsewhere: u64,
-    /// How many foreign ranges there were: each keeps bytes longer than its array lives, so they are few.
+    /// How many external ranges there were: each keeps bytes longer than its array lives, so they are few.
     brought_in: usize,
     tokens: Vec<Token>,
     forgotten: Vec<ManuallyDrop<Token>>,
@@ -723,7 +723,7 @@ impl Machine {
             }
             Step::Foreign { what, on, value } => {
                 let (x, model) = &mut arrays[what % n];
-                *any_declared |= foreign(sim, x, &mut declared[what % n], on, &streams[on], value);
+                *any_declared |= launch_of_others(sim, x, &mut declared[what % n], on, &streams[on], value);
                 model.fill(value);
             }
             Step::Fold { what, on } => {
@@ -750,7 +750,7 @@ impl Machine {
     fn far(&mut self, step: Far) {
         let Machine { sim, streams, arrays, any_declared, tokens, .. } = self;
         let there = self.neighbour.as_mut().expect("another device");
-        // What one device's allocator is told of the other's streams it does not know.
+        // What one device's allocator learns of the other's streams it does not know.
         *any_declared = true;
         let n = there.arrays.len();
         match step {
@@ -927,7 +927,7 @@ impl Machine {
                 y.fill_bytes(value, &streams[on]).unwrap();
                 model.fill(value);
                 sim.clear_faults();
-                // Somebody else's, who may have the source's memory if nobody keeps it.
+                // Another owner's, which may have the source's memory if it is not kept.
                 drop(filled(gpu, LEN, value));
             }
             Rare::Guard { what, on, part: (a, b), value, marked, forget } => {
@@ -961,12 +961,12 @@ impl Machine {
                 copied.unwrap().unwrap();
                 assert!(to[..] == model[..]);
             }
-            Rare::Reborn { what, on, foreign } => {
+            Rare::Reborn { what, on, external } => {
                 let (x, model) = arrays.swap_remove(what % n);
                 declared.swap_remove(what % n);
-                let foreign = foreign && *brought_in < 8 && x.id().is_some();
-                *brought_in += usize::from(foreign);
-                arrays.push((reborn(x, (gpu, streams), &streams[on], foreign), model));
+                let external = external && *brought_in < 8 && x.id().is_some();
+                *brought_in += usize::from(external);
+                arrays.push((reborn(x, (gpu, streams), &streams[on], external), model));
                 // What was said of the former array's later uses was said of that one.
                 declared.push(Vec::new());
                 *any_declared = true;
@@ -974,7 +974,7 @@ impl Machine {
         }
     }
 
-    /// Everything is read once more, and judged. How many waits there were, and how many nobody needed.
+    /// Everything is read once more, and judged. How many waits there were, and how many were not needed.
     fn finish(mut self) -> (u64, u64) {
         for token in self.tokens {
             token.end(0, &mut self.forgotten);
@@ -1024,7 +1024,7 @@ impl Machine {
         assert!(self.sim.ledger().bytes_reserved == 0, "device memory is left: {:?}", self.sim.leaks());
         forgotten.for_each(drop);
         let tally = self.sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-        // Of declared work nobody knows when it was queued: it is waited for whenever it may have been. The former life of
+        // For declared work it is unknown when it was queued: it is waited for whenever it may have been. The earlier use of the
         // bytes has the number of a marker that comes behind it (O7, O8), and perhaps behind nothing new.
         let implied = if self.any_declared { 0 } else { tally.waits_implied };
         assert!(implied <= self.born_elsewhere, "{implied} waits for what the stream came after already");
@@ -1063,7 +1063,7 @@ fn played(seed: u64, steps: impl Strategy<Value = Step>) -> (usize, Result<(u64,
     played_on(seed, Machine::new, steps)
 }
 
-/// A program from a seed, of steps of a kind: as [`program`], and how many waits there were, and how many nobody needed.
+/// A program from a seed, of steps of a kind: as [`program`], and how many waits there were, and how many were not needed.
 fn played_on(
     seed: u64,
     machine: fn(Schedule) -> Machine,
@@ -1093,7 +1093,7 @@ fn played_on(
     (made, said)
 }
 
-/// Programs from two hundred seeds: in how many of a hundred waits nobody needed them.
+/// Programs from two hundred seeds: in how many of a hundred waits were not needed.
 fn needless(steps: impl Fn() -> BoxedStrategy<Step>) -> f64 {
     let (mut waits, mut beyond) = (0, 0);
     for seed in 0..200 {
@@ -1132,7 +1132,7 @@ proptest! {
     }
 
     #[test]
-    fn any_program_with_guards_foreign_ranges_and_streams_that_end_comes_to_the_same(
+    fn any_program_with_guards_external_ranges_and_streams_that_end_comes_to_the_same(
         schedule in schedule(),
         steps in proptest::collection::vec(crowded_step(), 1..120),
     ) {
@@ -1218,13 +1218,13 @@ fn a_panic_in_any_call_of_an_operation_orders_what_was_queued() {
     assert!(met > 50 && panicked.iter().all(|&n| n > 10), "{met}, {panicked:?}");
 }
 
-/// Host threads that hand each other arrays, over streams that they share: whoever has an array writes it, copies it, by pinned memory and by
+/// Host threads that pass arrays to each other, over streams that they share: the thread that has an array writes it, copies it, by pinned memory and by
 /// pageable, reads it back, holds a guard on it, drops it or passes it on.
 struct Hall {
     sim: Sim,
     gpu: Allocator<Sim>,
     streams: Vec<Stream<Sim>>,
-    /// Arrays that are nobody's at the moment, each with the value that it holds.
+    /// Arrays that no thread has at the moment, each with the value that it holds.
     table: std::sync::Mutex<Vec<(DeviceArray<u8, Sim>, u8)>>,
     forgotten: std::sync::Mutex<Vec<ManuallyDrop<Token>>>,
     /// Guards, sources of several owners, pageable memory and the program's own order of streams too.
@@ -1302,7 +1302,7 @@ impl Hall {
                     holds = write.unwrap_or(holds);
                 }
                 9 => {
-                    // The token is the source's last owner, and somebody else has its memory next.
+                    // The token is the source's last owner, and another owner has its memory next.
                     drop(x.copy_from(Arc::new(filled(&self.gpu, LEN, value)), on).unwrap());
                     drop(filled(&self.gpu, LEN, !value));
                     holds = value;
@@ -1321,7 +1321,7 @@ impl Hall {
         }
     }
 
-    /// Everything is read once more, and judged. How many waits there were, and how many nobody needed.
+    /// Everything is read once more, and judged. How many waits there were, and how many were not needed.
     fn close(self) -> (u64, u64) {
         for (x, holds) in self.table.into_inner().unwrap() {
             assert!(x.to_vec(&self.streams[0]).unwrap() == vec![holds; LEN]);
@@ -1338,7 +1338,7 @@ impl Hall {
     }
 }
 
-/// How many waits there were in so many programs, and how many nobody needed.
+/// How many waits there were in so many programs, and how many were not needed.
 fn halls(every_verb: bool) -> (u64, u64) {
     let (mut waits, mut needless) = (0, 0);
     for seed in 0..40 {
@@ -1363,7 +1363,7 @@ fn arrays_go_from_thread_to_thread() {
     assert!(waits > 1000 && needless * 10 <= waits, "{needless} of {waits} waits were needless");
 }
 
-/// Of waits that the program itself asks for nobody says that they are needed.
+/// Waits that the program itself makes are not counted as needed.
 #[test]
 fn arrays_go_from_thread_to_thread_under_guards_and_copies_of_every_kind() {
     let (waits, _) = halls(true);
@@ -1371,7 +1371,7 @@ fn arrays_go_from_thread_to_thread_under_guards_and_copies_of_every_kind() {
 }
 
 /// A host function's panic comes out of the call that queues an operation behind it, on the stream that does not own the array: the
-/// operation is queued, and whoever reads the array comes after it.
+/// operation is queued, and a read of the array comes after it.
 #[test]
 fn a_host_functions_panic_out_of_the_queueing_call_orders_the_operation() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);

@@ -196,7 +196,7 @@ impl World {
                 self.seen.push(array.as_ptr().addr() as u64);
             }
         }
-        // What is gone is unpinned, once in a while, so that its addresses are nobody's.
+        // What is gone is unpinned, once in a while, so that its addresses are free.
         if dice.below(2) == 0 {
             self.gpu.trim(Trim::All).map_err(|e| e.to_string())?;
         }

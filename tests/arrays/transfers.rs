@@ -47,7 +47,7 @@ fn weightless() -> (Sim, Allocator<Sim>) {
     (sim, gpu)
 }
 
-/// Both oracles are content, and somebody needed each wait. How many there were.
+/// Both oracles are content, and each wait was needed. How many there were.
 #[track_caller]
 fn all_needed(sim: &Sim) -> u64 {
     let tally = sim.verdict().unwrap_or_else(|v| panic!("{v}"));
@@ -315,7 +315,7 @@ fn g07(batches: u32, shape: [usize; 2]) {
     sim.verdict().unwrap();
 }
 
-/// H1: a pinned buffer lives until its copy is complete, whoever forgot it.
+/// H1: a pinned buffer lives until its copy is complete, whatever was forgotten.
 #[test]
 fn h01_a_pinned_buffer_lives_until_its_copy_is_done() {
     let (sim, gpu) = late();

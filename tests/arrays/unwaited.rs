@@ -1,5 +1,5 @@
 //! Copies that only a wait of the host's keeps from what comes next, and whose waits fail: they are waited for by another marker, else by unpinning a
-//! page, else with the whole device. Only the last is refused beside somebody's capture, and ends it; then the process ends, because nothing tells when the
+//! page, else with the whole device. Only the last is refused beside a capture by other code, and ends it; then the process ends, because nothing tells when the
 //! memory is free.
 
 #![allow(clippy::many_single_char_names, reason = "s is a stream; x, y, z arrays")]
@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const LEN: usize = 64;
 
-/// A stream of somebody's, sevens on the device, and where the host wants them; and a stream that the allocator was never told of, on which somebody may capture.
+/// A stream of somebody's, sevens on the device, and where the host wants them; and a stream that the allocator does not know, on which other code may capture.
 struct World {
     sim: Sim,
     native: SimStream,
@@ -68,7 +68,7 @@ fn own_waits_fail(sim: &Sim) {
     sim.fail(Call::StreamSynchronize, 1, DriverErrorKind::Other);
 }
 
-/// Each way is tried when those before it fail. Beside somebody's capture the stream's own waits had only to fail, and the process ended.
+/// Each way is tried when those before it fail. Beside a capture by other code the stream's own waits had only to fail, and the process ended.
 #[test]
 fn a_scope_that_cannot_be_waited_for_ends_no_capture() {
     let fails: [(&str, &[Call], [u64; 3]); 4] = [

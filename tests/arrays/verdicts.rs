@@ -26,7 +26,7 @@ fn assert_reads(text: &str, expected: &str) {
     assert!(text.lines().all(|l| l.chars().count() <= 140), "{text}");
 }
 
-/// A kernel on each of two streams writes one allocation, and nothing orders them. Both launches are told by their lines.
+/// A kernel on each of two streams writes one allocation, and nothing orders them. The verdict has the lines of both launches.
 fn two_writers() -> (String, String) {
     let (sim, gpu) = device();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -46,8 +46,8 @@ fn two_writers() -> (String, String) {
     (verdict(&sim), expected)
 }
 
-/// An array is read by a built-in kernel while a launch that the library was never told of writes it. Both are told by the
-/// program's lines, not by the library's.
+/// An array is read by a built-in kernel while a launch that the library does not know writes it. The verdict has the
+/// program's lines, not the library's.
 fn an_array_and_a_launch() -> (String, String) {
     let (sim, gpu) = device();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -90,7 +90,7 @@ fn a_fault_of_the_library() -> (String, String) {
     (verdict(&sim), expected)
 }
 
-/// Bytes go to the next owner while a use that nobody recorded is queued.
+/// Bytes go to the next owner while a use that was not recorded is queued.
 fn a_use_never_recorded() -> (String, String) {
     let (sim, gpu) = device();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -137,7 +137,7 @@ fn a_cpu_that_looks_too_early() -> (String, String) {
     let s = sim.stream().unwrap();
     sim.launch(&s, Launch::new("make").writes(device.addr(), 4096)).unwrap();
     let copy = line!() + 2;
-    // SAFETY: nobody has a reference to the pinned bytes, which outlive the copy.
+    // SAFETY: no reference to the pinned bytes exists, which outlive the copy.
     unsafe { sim.copy_d2h(pinned.ptr().as_ptr(), device.addr(), 4096, &s) }.unwrap();
     let look = line!() + 1;
     sim.host_reads(pinned.addr(), 512).unwrap();
@@ -168,7 +168,7 @@ fn wrong_bytes() -> (String, String) {
     (verdict(&sim), expected)
 }
 
-/// A replayed program is told by its own numbers of steps, streams and blocks: its stream 1 is the third of the device.
+/// The verdict of a replayed program has its own numbers of steps, streams and blocks: its stream 1 is the third of the device.
 fn a_replayed_program() -> (String, String) {
     let program: Program = PROGRAM.parse().expect("a program");
     let sim = Sim::new(GIB).schedule(Schedule::Latest);

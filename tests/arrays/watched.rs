@@ -37,14 +37,14 @@ fn an_array_is_within_the_limit_until_its_drop() {
     assert!(limited.zeros::<u8, _>(1, &s).is_err(), "not one byte more");
     std::thread::scope(|threads| drop(threads.spawn(move || drop(x))));
     assert_eq!(limited.live(), KIB);
-    // Elsewhere there is room: the limit is that of whoever has the wrapper.
+    // Elsewhere there is enough: the limit applies to users of the wrapper.
     drop(gpu.zeros::<u8>(2 * KIB as usize, &s).unwrap());
     drop(limited);
     drop((y, s, gpu));
     clean(&sim);
 }
 
-/// The same bytes again and again, on two streams, by copies and kernels: in order though nobody waits, and each use is seen.
+/// The same bytes again and again, on two streams, by copies and kernels: in order though nothing waits, and each use is seen.
 #[test]
 fn copies_and_kernels_are_ordered_and_seen() {
     let (sim, gpu) = device();
@@ -122,7 +122,7 @@ fn watchers_stay_with_the_memory_whatever_it_becomes() {
     assert_eq!(limited.live(), KIB);
     x.erase().unwrap().free_unknown();
     assert_eq!(limited.live(), 0);
-    // Nobody watches: the allocation comes out as it always did.
+    // No watchers: the allocation comes out as it always did.
     let plain: Array<u8> = gpu.erase().zeros(KIB as usize, &s).unwrap();
     assert_eq!(plain.into_allocation().unwrap().len(), KIB);
     // No bytes are an allocation too.

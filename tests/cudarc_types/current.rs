@@ -137,7 +137,7 @@ fn the_stream_that_a_pool_keeps_leaves_what_was_current() {
     });
 }
 
-/// cudarc leaves the context current that it gave back: nobody's, then, but no error of ours.
+/// cudarc leaves the context current that it released: it is no context then, but no error of ours.
 #[test]
 fn a_context_that_went_while_it_was_current_harms_nothing() {
     let Some(rig) = rig() else { return };

@@ -39,7 +39,7 @@ enum Call {
     Far(usize, usize, usize),
     /// `memcpy_dtoh`, and a look at it.
     Read(usize, usize, usize),
-    /// The stream that nobody told the allocator of is dropped, with what is queued on it.
+    /// The stream that the allocator does not know is dropped, with what is queued on it.
     End(usize),
     /// Another pooled slice in the place of the device's one, filled from this array on the array's stream.
     Pool(usize, usize),
@@ -260,7 +260,7 @@ fn programs_on_two_devices() {
             make(&mut sides, Call::Look(d));
         }
         drop(sides);
-        // What a stream of another device was refused is told to the array's context, too.
+        // What a stream of another device was refused is reported to the array's context, too.
         rig.clean_but_for_errors();
     });
 }

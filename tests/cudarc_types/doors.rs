@@ -15,8 +15,8 @@ const FLAGS: CUgraphInstantiate_flags =
 const ROUNDS: usize = 1000;
 pub(super) const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
-/// cudarc's value of a stream is to be had of the driver's stream too, without a word to the allocator. Whoever captures with
-/// it finds every operation refused, and not in his graph.
+/// cudarc's value of a stream can be obtained from the driver's stream too, without notice to the allocator. Code that captures with
+/// it finds every operation refused, and none in its graph.
 #[test]
 fn a_capture_by_any_alias_is_seen_by_every_operation() {
     let Some(rig) = rig() else { return };
@@ -274,11 +274,11 @@ fn slices_of_a_stream_share_what_they_need_in_its_value() {
 pub(super) fn ended(on: &CudaStream) {
     // SAFETY: the stream is alive, and its capture began on it.
     let graph = unsafe { result::stream::end_capture(on.cu_stream()) }.expect("the capture lives");
-    // SAFETY: ended above, and used by nobody.
+    // SAFETY: ended above, and nothing uses it.
     unsafe { result::graph::destroy(graph) }.expect("destroyed");
 }
 
-/// Somebody captures on the very stream that a slice was made for, and it is dropped meanwhile: cudarc's end of a slice makes
+/// Other code captures on the very stream that a slice was made for, and it is dropped meanwhile: cudarc's end of a slice makes
 /// its stream wait for work outside the capture, and the capture was lost (905).
 #[test]
 fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
@@ -323,7 +323,7 @@ fn a_pooled_slice_is_not_made_on_a_stream_that_captures() {
     rig.clean();
 }
 
-/// Somebody captures while a slice is read and written on a stream of another value, the first that cudarc hears of there: to
+/// Other code captures while a slice is read and written on a stream of another value, the first that cudarc hears of there: to
 /// have it tracked, a stream was made there, and the first one waits for the whole context.
 #[test]
 fn a_capture_lives_beside_a_pooled_slice_on_streams_of_another_value() {
@@ -484,7 +484,7 @@ fn the_stream_of_an_array_of_a_raw_stream_is_to_be_had_beside_a_capture() {
     rig.clean();
 }
 
-/// What fails at the end of a slice is told by us, and to no stranger.
+/// A failure at the end of a slice is reported by this library, and to no other code.
 #[test]
 fn an_error_of_a_pooled_slices_end_blames_nobody() {
     let Some(rig) = rig() else { return };
@@ -501,7 +501,7 @@ fn an_error_of_a_pooled_slices_end_blames_nobody() {
     rig.clean_but_for_errors();
 }
 
-/// The allocator's last owner goes while a kept value is asked for: nobody comes by any more, so who goes waits for it.
+/// The allocator's last owner goes while a kept value is queried: no later call will drop it, so the end waits for it.
 #[cfg(millpond_mutants)]
 #[test]
 fn what_is_kept_when_the_allocator_ends_is_waited_for() {
@@ -526,7 +526,7 @@ fn what_is_kept_when_the_allocator_ends_is_waited_for() {
     rig.clean();
 }
 
-/// Where captures are expected: an allocator, a stream of its own, one that nobody holds, and an array at home on the first.
+/// Where captures are expected: an allocator, a stream of its own, one without references, and an array at home on the first.
 pub(super) fn beside_a_stranger(
     rig: &Rig,
 ) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, Words) {
@@ -538,7 +538,7 @@ pub(super) fn beside_a_stranger(
     (gpu, home, stranger, x)
 }
 
-/// Where captures are expected nobody marks the whole context, so a write behind a use on a stream that nobody holds is refused until
+/// Where captures are expected nobody marks the whole context, so a write behind a use on a stream without references is refused until
 /// the program synchronises. The use was open still at the next try, and the array could never be written again.
 #[test]
 fn what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise() {
@@ -563,8 +563,8 @@ fn what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise() {
     }
 }
 
-/// A read was refused behind each synchronise again, until something wrote the whole, which nobody does who wants to know what is there.
-/// Who borrows the whole to read knows as well that what was lent to write is queued.
+/// A read was refused behind each synchronise again, until something wrote the whole, which a program that wants to know the contents does not do.
+/// A borrow of the whole for reading shows as well that the work of borrows for writing is queued.
 #[test]
 fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
     for whole in [true, false] {
@@ -582,7 +582,7 @@ fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
             gpu.synchronize().expect("nobody captures");
             assert_eq!(look(&x).expect("behind the synchronise"), Some(0));
             assert_eq!(look(&x).expect("and again"), Some(0));
-            // What is lent behind it counts anew.
+            // What is borrowed after it counts anew.
             stranger.memset_zeros(&mut x).expect("queued");
             look(&x).expect_err("nobody can mark that");
             drop(x);
@@ -592,7 +592,7 @@ fn what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise() {
     }
 }
 
-/// A part that is borrowed to read says nothing of the others: what they were lent for may still be queued.
+/// A part that is borrowed to read says nothing of the others: work of their borrows may still be queued.
 #[test]
 fn a_refused_read_of_a_part_ends_no_write_of_another() {
     let Some(rig) = rig() else { return };
@@ -618,7 +618,7 @@ fn a_refused_read_of_a_part_ends_no_write_of_another() {
     rig.clean_but_for_errors();
 }
 
-/// An array in external memory gives its stream out again, so a declared use of that stream goes on: it was taken for nobody's, the use for
+/// An array in external memory gives its stream out again, so a declared use of that stream goes on: the stream was taken for abandoned, the use for
 /// over at a marker that came before the work, and the bytes had their next owner under it.
 #[test]
 fn work_on_a_stream_that_external_memory_gave_out_again_is_waited_for() {
@@ -631,7 +631,7 @@ fn work_on_a_stream_that_external_memory_gave_out_again_is_waited_for() {
         let block = library.alloc(BYTES, &library.stream().expect("a stream")).expect("a block");
         let memory = ExternalMemory { address: block.address(), bytes: BYTES, device: gpu.device() };
         #[allow(unsafe_code, reason = "a block of the library's, which is the owner")]
-        // SAFETY: the block lives as long as its owner, and nobody else uses it.
+        // SAFETY: the block lives as long as its owner, and nothing else uses it.
         let made = unsafe { DeviceArray::<u32, _>::from_external(memory, WORDS, &user, block) };
         let mut foreign = made.map_err(|(_, e)| e).expect("an array");
         let x = sevens(&gpu, &home);
@@ -658,8 +658,8 @@ fn work_on_a_stream_that_external_memory_gave_out_again_is_waited_for() {
     rig.clean();
 }
 
-/// Where captures are expected: an allocator with room for one array, a stream of its, and one that captures. An array was freed at that address by
-/// nobody knows whom, and a stream that no allocator holds writes it still.
+/// Where captures are expected: an allocator with memory for one array, a stream of its own, and one that captures. An array was freed at that address
+/// with unknown users, and a stream that no allocator holds writes it still.
 fn used_by_nobody_knows_whom(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cuda>, Arc<CudaStream>, u64) {
     rig.cuda.expect_captures();
     let gpu = rig.room_for(1);
@@ -678,7 +678,7 @@ fn used_by_nobody_knows_whom(rig: &Rig) -> (Allocator<Cuda>, millpond::Stream<Cu
     (gpu, home, stranger, at)
 }
 
-/// The end of an allocator that has to wait for memory which nobody can mark, beside a stranger's capture.
+/// The end of an allocator that has to wait for memory that no marker can cover, beside a stranger's capture.
 #[test]
 fn an_allocators_end_waits_for_what_nobody_can_mark_beside_a_capture() {
     let Some(rig) = rig() else { return };
@@ -690,7 +690,7 @@ fn an_allocators_end_waits_for_what_nobody_can_mark_beside_a_capture() {
     rig.clean();
 }
 
-/// What nobody can mark serves others behind a wait beside a capture, and that is behind its use.
+/// What cannot be marked serves others behind a wait beside a capture, and that is behind its use.
 #[test]
 fn what_nobody_can_mark_is_over_behind_a_wait_beside_a_capture() {
     let Some(rig) = rig() else { return };

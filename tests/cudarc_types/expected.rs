@@ -1,4 +1,4 @@
-//! Where captures are expected (`Cuda::expect_captures`): nothing of ours waits for the device but what says so, and what nobody can mark is
+//! Where captures are expected (`Cuda::expect_captures`): nothing of ours waits for the device but what says so, and what cannot be marked is
 //! refused until the program synchronises.
 
 use super::doors::{MODE, beside_a_stranger, ended};
@@ -6,7 +6,7 @@ use super::*;
 use millpond::{DriverErrorKind, PinnedArray};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An array was written on a stream that nobody holds, and somebody captures. The next call of cudarc's on the array, on whatever stream, waited
+/// An array was written on a stream without references, and other code captures. The next call of cudarc's on the array, on whatever stream, waited
 /// for the device, and the capture was lost.
 #[test]
 fn no_call_of_cudarcs_on_an_array_waits_for_the_device() {
@@ -38,7 +38,7 @@ fn no_call_of_cudarcs_on_an_array_waits_for_the_device() {
     }
 }
 
-/// A look at an element behind a copy of cudarc's on a stream that nobody holds waited for the device: a capture of somebody's was lost, and the
+/// A look at an element behind a copy of cudarc's on a stream without references waited for the device: a capture of somebody's was lost, and the
 /// look panicked. Now it is refused, in words or as an error, until the program synchronises.
 #[test]
 fn no_look_at_a_pinned_array_waits_for_the_device() {
@@ -92,8 +92,8 @@ fn error_of(host: &mut PinnedArray<u32, Cuda>, to_write: bool) -> String {
     error.to_string()
 }
 
-/// An array at home on a thread's default stream, where cudarc was lent it, goes to another thread, where nobody can mark that stream. What it was lent
-/// for was open behind each refusal and each synchronise again.
+/// An array at home on a thread's default stream, where cudarc borrowed it, goes to another thread, where no call can mark that stream. The borrowed
+/// use was open after each refusal and each synchronise again.
 #[test]
 fn what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise() {
     for wrote in [true, false] {
@@ -170,7 +170,7 @@ fn pinned_memory_that_is_held_back_is_told_as_such() {
     rig.clean();
 }
 
-/// A copy of ours with a pinned array that cudarc copies into on a stream that nobody holds: the array comes back with the error, to be had behind a
+/// A copy of ours with a pinned array that cudarc copies into on a stream without references: the array comes back with the error, to be had behind a
 /// synchronise. It panicked, and the array was dropped.
 #[test]
 fn a_pinned_array_that_cannot_be_waited_for_comes_back_from_a_copy() {

@@ -160,7 +160,7 @@ fn a_source_that_cudarc_did_not_wait_for_is_not_written_and_may_be_read() {
             let theirs = home.cudarc().expect("an alias");
             assert_eq!(read(&theirs, &x), vec![3; WORDS], "{whose:?}");
             assert_eq!(read(&theirs, &y), vec![3; WORDS], "{whose:?}: the second");
-            // What was waited for is over: the next lend begins afresh, and a stream of another copy is behind it.
+            // What was waited for is over: the next borrow begins afresh, and a stream of another copy is behind it.
             let held = Held::new(&rig, &gpu, whose);
             held.send(&host, &mut x);
             held.gate.open();
@@ -171,7 +171,7 @@ fn a_source_that_cudarc_did_not_wait_for_is_not_written_and_may_be_read() {
     }
 }
 
-/// The drop waits for nobody, with the gate closed, and the memory is nobody's until the copy is done.
+/// The drop waits for nothing, with the gate closed, and the memory is not reused until the copy is done.
 #[test]
 fn a_pinned_array_that_is_dropped_under_a_copy_by_cudarc_comes_back_behind_it() {
     for whose in [Ours, Adopted, Unknown] {
@@ -199,7 +199,7 @@ fn a_pinned_array_that_is_dropped_under_a_copy_by_cudarc_comes_back_behind_it() 
     }
 }
 
-/// No wait is to be had: nobody gets at the elements, and somebody may try again. A lost context is at rest.
+/// No wait is possible: no code gets at the elements, and the caller may try again. A lost context is at rest.
 #[test]
 fn a_wait_that_fails_gives_nothing_out_unless_the_context_is_lost() {
     for lost in [false, true] {
@@ -242,7 +242,7 @@ fn a_wait_that_fails_gives_nothing_out_unless_the_context_is_lost() {
     }
 }
 
-/// A graph would be launched when the memory is somebody else's; another device's work is nothing that its pool could wait for.
+/// A graph would be launched when the memory belongs to another owner; another device's work is nothing that its pool could wait for.
 #[test]
 fn streams_that_cannot_be_waited_for_later_borrow_nothing() {
     let Some(rig) = rig() else { return };

@@ -20,7 +20,7 @@ const CODES: [u32; 10] = [999, 2, 1, 801, 600, 900, 901, 905, 906, 907];
 /// What spares captures: where it fails they may end.
 const SPARING: [&str; 2] = ["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"];
 
-/// What orders streams, or tells what is over: where it fails the host waits, for the device if need be, which no capture survives.
+/// What orders streams, or shows what is over: where it fails the host waits, for the device if need be, which no capture survives.
 const ORDERS: &[&str] = MAY_FAIL.split_at(ORDERING).0;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -107,7 +107,7 @@ impl Program {
     }
 
     /// Makes a step's call, which may fail where a driver call does. What that left without a marker is as good as used by nobody knows
-    /// whom: where captures are expected it may be refused from then on, so that the program has all anew when nobody captures.
+    /// whom: where captures are expected it may be refused from then on, so that the program has all anew when nothing captures.
     fn make(&self, fake: &Fake, step: &Step, world: &mut World, unsettled: &mut bool) {
         let call = self.call(step, world);
         if *unsettled && !world.captures() {
@@ -194,7 +194,7 @@ impl Program {
                         beside_a_capture(&mut world, call);
                         world.forget_errors();
                     } else if self.faults && !self.captures {
-                        // The other one's faults are told to this one, too.
+                        // The other one's faults are reported to this one, too.
                         attempt(fake, &mut world, call, step.fault.unwrap_or((0, 0, 0)), false);
                         world.forget_errors();
                     } else {
@@ -230,14 +230,14 @@ fn attempt(
     // All of them, or one.
     let names = if which == usize::MAX { &names[..] } else { &names[which % names.len()..][..1] };
     fake.fail_here(names, nth, code);
-    // Told, or a panic where there is nobody to tell: a look at pinned elements.
+    // Returned, or a panic where no call can return it: a look at pinned elements.
     let answer = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
     let struck = fake.struck_here();
     fake.fail_here(&[], 0, 0);
     (matches!(answer, Ok(Ok(()))), struck)
 }
 
-/// Behind it nothing is left, and nobody else planted what was deferred.
+/// Behind it nothing is left, and nothing else planted what was deferred.
 fn is_clean(rig: Rig, second: Rig) {
     let planted = |code: u32| code == 400 || CODES.contains(&code);
     for rig in [&rig, &second] {

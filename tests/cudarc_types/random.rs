@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs programs, each on a device of its own, which has to be clean at the end; a program tells whether errors may be kept.
+/// Runs programs, each on a device of its own, which has to be clean at the end; a program says whether errors may be kept.
 fn run<P: std::fmt::Debug>(
     most: u32,
     programs: &impl Strategy<Value = P>,
@@ -95,7 +95,7 @@ fn of_the_thread(call: Call) -> bool {
     }
 }
 
-/// Nobody leaves errors in cudarc's store, where another thread's call would meet them.
+/// No program leaves errors in cudarc's store, where another thread's call would meet them.
 fn clean(call: Call) -> Call {
     match unspoilt(call) {
         Call::Far { x } => Call::Renew { x },
@@ -176,7 +176,7 @@ fn beside_captures(call: Call, captured: Option<usize>) -> Call {
     }
 }
 
-/// A world in which somebody may capture. The first slice of each value waits for the context, and a module's first load does what
+/// A world in which other code may capture. The first slice of each value waits for the context, and a module's first load does what
 /// it likes: both come before any capture.
 pub(super) fn world_to_capture<'a>(
     rig: &'a Rig,
@@ -189,7 +189,7 @@ pub(super) fn world_to_capture<'a>(
     world
 }
 
-/// Somebody captures graphs, on streams that cudarc is given, those that nobody told the allocator of and the thread's default one
+/// Other code captures graphs, on streams that cudarc is given, those that the allocator does not know and the thread's default one
 /// among them, and on those that arrays are made on. Each capture lives, and holds nothing of ours. Some programs say that others
 /// capture. Where none does the context is marked as a whole, which no capture survives: so programs that say nothing capture on streams that the allocator knows, and it asks all of these before. In half
 /// of the programs each call, the beginning and the end of a capture too, is on the thread of the program or on a fresh one.
@@ -243,7 +243,7 @@ fn programs_that_capture() {
     });
 }
 
-/// The same where captures are expected, on streams that nobody holds as well. What was queued there nobody can mark, so that what comes behind it
+/// The same where captures are expected, on streams without references as well. What was queued there nobody can mark, so that what comes behind it
 /// is refused until the program synchronises, and waits for nobody: each capture lives. Behind a refusal and a synchronise all of it can be read.
 #[test]
 fn programs_that_capture_beside_streams_that_nobody_holds() {
@@ -317,8 +317,8 @@ fn programs_of_a_thread_beside_one_that_captures() {
     });
 }
 
-/// A call that may need the whole context marked, which waits for the capture's end: refused then, in words, by a panic where there is
-/// nobody to tell, or by the driver, to which cudarc gives the null address that a refused operand has.
+/// A call that may need the whole context marked, which waits for the capture's end: refused then, in words, by a panic where no call can
+/// return it, or by the driver, to which cudarc gives the null address that a refused operand has.
 pub(super) fn beside_a_capture(world: &mut World, call: Call) {
     let said = match catch_unwind(AssertUnwindSafe(|| world.attempt(call))) {
         Ok(Ok(())) => return,
@@ -331,7 +331,7 @@ pub(super) fn beside_a_capture(world: &mut World, call: Call) {
     assert!(said.contains("aptur") || said.contains("INVALID_VALUE"), "{call:?} beside a capture: {said}");
 }
 
-/// How many of those that may fail, the first, order streams or tell what is over.
+/// How many of those that may fail, the first, order streams or show what is over.
 pub(super) const ORDERING: usize = 8;
 
 /// What may fail. Not what destroys: cudarc asks once, and what is left then is its own.
@@ -385,7 +385,7 @@ fn programs_over_a_driver_that_fails() {
                     MAY_FAIL[which]
                 };
                 fake.fail_next(name, nth, code);
-                // Told, or a panic where there is nobody to tell: a look at pinned elements.
+                // Returned, or a panic where no call can return it: a look at pinned elements.
                 let _ = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
                 fake.clear_faults();
             } else {

@@ -45,7 +45,7 @@ impl World<'_> {
         };
         let from = self.arrays[x].array.slice(..FEW);
         for to in &mut crowd.0 {
-            // Held while the call is made: else it counts as a stream that nobody holds.
+            // Held while the call is made: else it counts as a stream without references.
             let on = told(self.gpu.stream())?;
             told(told(on.cudarc())?.memcpy_dtod(&from, to))?;
         }

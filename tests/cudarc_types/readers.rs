@@ -89,7 +89,7 @@ fn readers_at_once_of_a_pooled_slice_are_waited_for() {
             for ((given, (from, _)), to) in streams.iter().zip(&lent).zip(&mut all) {
                 let (to, _end) = to.device_ptr_mut(&given.theirs);
                 #[allow(unsafe_code, reason = "what a call of cudarc's does")]
-                // SAFETY: so many elements at both addresses, which are lent on this stream.
+                // SAFETY: so many elements at both addresses, which are borrowed on this stream.
                 unsafe { result::memcpy_dtod_async(to, *from, BYTES as usize, given.theirs.cu_stream()) }
                     .expect("queued");
             }
@@ -220,7 +220,7 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
                 "behind copies that read"
             );
             assert_eq!(launches(&mut slice), [0, 2, 1], "once");
-            // Nobody knows that the launches were made, and cudarc's event of writes is behind the copies all the same.
+            // The allocator does not know that the launches were made, and cudarc's event of writes is behind the copies nevertheless.
             assert_eq!(writes(&one, &mut slice), [0, 2, 1]);
         }
     }

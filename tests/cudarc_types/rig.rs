@@ -43,7 +43,7 @@ pub fn rig_when(when: When) -> Option<Rig> {
     match Cuda::new(0) {
         Ok(cuda) => Some(Rig { cuda, ctx: CudaContext::new(0).expect("cudarc's context"), fake, turn }),
         Err(why @ (Unavailable::DriverMissing { .. } | Unavailable::NoDevice { .. })) => {
-            // Past the test harness, which shows what a passing test prints to nobody.
+            // Past the test harness, which hides what a passing test prints.
             let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
             None
         }
@@ -131,7 +131,7 @@ pub fn read(on: &Arc<CudaStream>, array: &Words) -> Vec<u32> {
     back
 }
 
-/// one of the built-in kernels, as somebody would load it with cudarc: out[i] = first + i * step.
+/// one of the built-in kernels, as a program would load it with cudarc: out[i] = first + i * step.
 pub fn iota(ctx: &Arc<CudaContext>) -> CudaFunction {
     let module = ctx.load_module(include_str!("../../kernels/iota.ptx").into()).expect("loaded");
     module.load_function("millpond_iota_u32").expect("a kernel")

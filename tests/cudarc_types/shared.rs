@@ -94,7 +94,7 @@ impl Common {
         };
     }
 
-    /// By who has all of it alone.
+    /// By the code that has all of it exclusively.
     fn write(&mut self, what: What, on: &Arc<CudaStream>, ours: bool, rig: &Rig, value: u8) {
         let word = u32::from_ne_bytes([value; 4]);
         match what {

@@ -90,7 +90,7 @@ pub enum Call {
         on: usize,
         view: bool,
     },
-    /// `memcpy_dtod` into a view of the pooled slice, whoever has read it since it was written.
+    /// `memcpy_dtod` into a view of the pooled slice, whichever stream has read it since it was written.
     ToPool {
         x: usize,
         on: usize,
@@ -135,7 +135,7 @@ pub enum Call {
         which: usize,
         nth: u64,
     },
-    /// Somebody begins to capture a graph on a stream, or on one that arrays are made on.
+    /// Other code begins to capture a graph on a stream, or on one that arrays are made on.
     Capture {
         on: usize,
         home: bool,
@@ -236,7 +236,7 @@ struct Pooled {
     value: Known,
 }
 
-/// A stream that somebody captures.
+/// A stream that other code captures.
 #[derive(Clone, Copy, PartialEq)]
 enum Captured {
     Given(usize),
@@ -262,7 +262,7 @@ pub struct World<'a> {
     null_fills: usize,
     kernel: Option<CudaFunction>,
     crowd: Option<rarer::Crowd>,
-    /// Whether nobody else makes calls, and errors may be kept.
+    /// Whether no other thread makes calls, and errors may be kept.
     pub alone: bool,
     /// On which homes a pooled slice was made.
     sliced: [bool; HOMES],
@@ -300,7 +300,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Makes a call, which may fail: then nobody knows whether it was made.
+    /// Makes a call, which may fail: then it is unknown whether it was made.
     ///
     /// # Errors
     /// What it said.
@@ -562,7 +562,7 @@ impl<'a> World<'a> {
             let what = if home { Captured::Home(on % HOMES) } else { Captured::Given(on) };
             // The legacy stream cannot.
             if let Some(theirs) = self.captures_on(what).filter(|s| s.cu_stream().addr() > 1) {
-                // Where nobody captures the rest is marked; on this stream nothing can be, from here on.
+                // Where nothing captures the rest is marked; on this stream nothing can be, from here on.
                 self.pooled = None;
                 if home {
                     self.pool(0, on % HOMES)?;
@@ -590,11 +590,11 @@ impl<'a> World<'a> {
         let counted = unsafe { cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes) };
         let ours = nodes - core::mem::take(&mut self.null_fills);
         assert_eq!((counted, ours), (CUresult::CUDA_SUCCESS, 0), "nothing of ours is in it");
-        // SAFETY: ended above, and used by nobody.
+        // SAFETY: ended above, and nothing uses it.
         told(unsafe { result::graph::destroy(graph) })
     }
 
-    /// All anew, where nobody captures: what could not be marked is open until then. What there was is looked at before, as far as that is
+    /// All anew, where nothing captures: what could not be marked is open until then. What there was is looked at before, as far as that is
     /// allowed.
     pub fn settle(&mut self) {
         for x in 0..ARRAYS {
@@ -607,7 +607,7 @@ impl<'a> World<'a> {
         self.gpu.synchronize().expect("nobody captures");
     }
 
-    /// Nobody captures, says the program.
+    /// Nothing captures, says the program.
     pub fn synchronise(&self) {
         self.gpu.synchronize().expect("nobody captures");
     }
@@ -635,7 +635,7 @@ impl<'a> World<'a> {
         matches!(self.captured, Some(Captured::Home(at)) if self.homes[at].id() == home.id())
     }
 
-    /// A stream, and whether somebody captures on it.
+    /// A stream, and whether other code captures on it.
     fn stream(&self, on: usize) -> (Arc<CudaStream>, bool) {
         (Arc::clone(&self.streams[on].theirs), self.captured == Some(Captured::Given(on)))
     }
@@ -655,7 +655,7 @@ impl<'a> World<'a> {
         if x == ARRAYS - 1 { (&mut one[0], last) } else { (last, &mut one[x]) }
     }
 
-    /// What somebody's next call of cudarc's would meet: taken away.
+    /// What the next call of cudarc by other code would meet: taken away.
     pub fn forget_errors(&self) {
         for context in self.others.iter().chain([&self.rig.ctx]) {
             let _ = context.check_err();

@@ -1,5 +1,5 @@
 //! What takes a process of its own: a driver that is too old to have stream ids, and one that goes before its program.
-//! Each test runs a child, which is an ignored test, and does nothing where nobody asked for it.
+//! Each test runs a child, which is an ignored test, and does nothing unless it is requested.
 
 use crate::remote::When;
 use crate::{MIB, child, fake, folder, said, without};
@@ -72,7 +72,7 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     assert_eq!(adopt(&native).info(), b.info(), "as long as one reference is left");
     assert!(is_new(&adopt(&stream())), "another stream");
 
-    // The next stream has the handle of the one that went, and is somebody else.
+    // The next stream has the handle of the one that went, and is another stream.
     let handle = native.cu_stream();
     drop((b, native));
     let next = stream();
@@ -95,7 +95,7 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     let elsewhere =
         std::thread::scope(|s| s.spawn(|| cuda.per_thread_stream().expect("that thread's")).join());
     assert!(is_new(&mine) && is_new(&elsewhere.expect("no panic")));
-    // A number is kept by who refers to the stream, and by nobody else: threads come and go for as long as the process runs.
+    // A number is kept by references to the stream, and by nothing else: threads come and go for as long as the process runs.
     let number = mine.info().id;
     assert_eq!(
         cuda.per_thread_stream().expect("again").info().id,
@@ -195,7 +195,7 @@ extern "C" fn at_the_end() {
     println!("{DONE}");
 }
 
-/// What a thread and the process hold goes when the process ends, after the driver: nothing panics, nobody is told, and
+/// What a thread and the process hold goes when the process ends, after the driver: nothing panics, nothing is reported, and
 /// the process ends as it was going to.
 #[test]
 fn a_process_whose_driver_goes_first_ends_well() {
@@ -231,8 +231,8 @@ fn child_outlives_its_driver() {
     // SAFETY: the function takes nothing and lives as long as the process.
     assert_eq!(unsafe { atexit(at_the_end) }, 0);
     fake.shut_down();
-    // Nobody may bring it back.
+    // Nothing may bring it back.
     std::mem::forget(fake);
-    // The thread's destructors first, then what `atexit` was told.
+    // The thread's destructors first, then what was registered with `atexit`.
     std::process::exit(0);
 }

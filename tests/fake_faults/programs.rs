@@ -19,11 +19,11 @@ const MIB: u64 = 1 << 20;
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     body: fn(&Stage<'_>) -> Result<(), Error>,
-    /// It uses what somebody else made.
+    /// It uses what other code made.
     others: bool,
     /// Calls of it whose failure it is told of, whatever the code.
     pub(crate) told: &'static [&'static str],
-    /// Calls for memory whose one refusal it is not told of: a ladder makes sure before it gives up.
+    /// Calls for memory of which one refusal is not reported: a ladder makes sure before it gives up.
     pub(crate) overcome: &'static [&'static str],
 }
 
@@ -101,7 +101,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// What somebody else made, with cudarc and before anything fails: a context and its streams.
+/// What other code made, with cudarc and before anything fails: a context and its streams.
 struct Others {
     context: Arc<CudaContext>,
     streams: [Arc<CudaStream>; 4],
@@ -162,7 +162,7 @@ impl Program {
     }
 }
 
-/// Does what gives something back, once more if it failed: then it must work. What it met is told.
+/// Does what gives something back, once more if it failed: then it must work. Returns the errors that it met.
 fn twice(mut give_back: impl FnMut() -> DriverResult<()>) -> DriverResult<()> {
     give_back().inspect_err(|first| {
         let again = give_back();
@@ -191,7 +191,7 @@ fn stream_ordered(stage: &Stage<'_>) -> Result<(), Error> {
 #[allow(unsafe_code, reason = "fills and copies work on raw memory")]
 fn order_on(cuda: &Cuda, stage: &Stage<'_>) -> Result<(), Error> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)).pinned_limit(MIB);
-    // Scrubbing, so that fills fail too: at a hand-out, and before memory goes back.
+    // Scrubbing, so that fills fail too: at an allocation, and before memory goes back.
     let config = config.bounded_wait(Duration::from_millis(10)).scrub(true);
     let gpu = Allocator::new(cuda.clone(), config)?;
     let (s, t) = (gpu.stream()?, gpu.stream()?);
@@ -343,8 +343,8 @@ fn two_devices(stage: &Stage<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Streams that somebody else made, taken in every way there is, and default streams: memory from each, used on the
-/// next; and memory that nobody knows the users of.
+/// Streams that other code made, taken in every way there is, and default streams: memory from each, used on the
+/// next; and memory with unknown users.
 #[allow(unsafe_code, reason = "raw handles are promises; fills work on raw memory")]
 fn others_streams(stage: &Stage<'_>) -> Result<(), Error> {
     let Others { context, streams: [adopted, raw, permanent, unmanaged] } =
@@ -354,7 +354,7 @@ fn others_streams(stage: &Stage<'_>) -> Result<(), Error> {
     let gpu = Allocator::new(cuda.clone(), config)?;
     let natives: [&dyn Fn() -> DriverResult<GpuStream>; 6] = [
         &|| cuda.adopt(Arc::clone(adopted)),
-        // SAFETY: whoever made it keeps it until this program has ended.
+        // SAFETY: its owner keeps it until this program has ended.
         &|| unsafe { cuda.raw_stream(raw.cu_stream()) },
         // SAFETY: as above.
         &|| unsafe { cuda.permanent_stream(permanent.cu_stream()) },

@@ -76,7 +76,7 @@ fn beside() -> Option<PathBuf> {
     [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())
 }
 
-/// Says a whole line past the test harness, which shows what a passing test prints to nobody.
+/// Says a whole line past the test harness, which hides what a passing test prints.
 pub fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -28,7 +28,7 @@ mod traces {
         ($($test:ident $trace:literal)+) => {
             $(#[test] fn $test() { passes($trace); })+
 
-            /// A trace that is added to the file has to be told to the allocator too.
+            /// A trace that is added to the file has to be run on the allocator too.
             #[test]
             fn every_trace_of_the_model_is_a_test() {
                 // "  Mutant: what went wrong | shrunk ..."
@@ -76,7 +76,7 @@ fn right_code_passes_programs_whose_captures_are_found_later() {
     }
 }
 
-/// The same with streams that only calls that name them mark, and that end unannounced, beside somebody's captures, which live.
+/// The same with streams that only calls that name them mark, and that end unannounced, beside captures by other code, which live.
 #[test]
 fn right_code_passes_random_programs_beside_captures() {
     for seed in 0..400 {
@@ -109,7 +109,7 @@ fn right_code_passes_random_programs_of_threads_default_streams() {
     }
 }
 
-/// The same of programs by several threads; nobody stands still here, so that their calls follow one another.
+/// The same of programs by several threads; no thread is stopped here, so that their calls follow one another.
 #[test]
 fn right_code_passes_random_programs_by_threads() {
     for seed in 0..200 {

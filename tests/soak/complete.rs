@@ -236,7 +236,7 @@ const BY_SHAPE: &[(&str, &str)] = &[
     // Its test compares two numbers of epochs on purpose; the program goes on with them.
     ("D5", "streams_come_and_go"),
     // Its two streams are in no order on purpose, and each run of it ends in a conviction: the program has the wait that it leaves out.
-    ("T11", "two_foreign_users"),
+    ("T11", "two_cross_stream_users"),
 ];
 
 /// Rows that cannot be looped, and why.
@@ -326,7 +326,7 @@ const ONCE: &[&str] = &[
     "h02_a_peer_copy_is_ordered_if_the_driver_panics",
 ];
 
-/// Tests of rows that a row's list does not name are repeated too: whoever adds one adds it there.
+/// Tests of rows that a row's list does not name are repeated too: a new one is added there.
 #[test]
 fn every_test_of_rows_is_repeated() {
     let repeated = repeated();

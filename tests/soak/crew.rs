@@ -41,7 +41,7 @@ pub struct Crew {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The table in which parked threads are found grows with the number of threads that ever parked, and never goes back: it is nobody's.
+/// The table in which parked threads are found grows with the number of threads that ever parked, and never shrinks: it counts for no account.
 fn park_once() {
     Account::nobody().scope(|| {
         let (lock, told) = (parking_lot::Mutex::new(()), parking_lot::Condvar::new());
@@ -50,7 +50,7 @@ fn park_once() {
 }
 
 impl Crew {
-    /// So many threads, on the account and with the planted bug of this one. `work` is told who works, and what.
+    /// So many threads, on the account and with the planted bug of this one. `work` receives the thread's number and its work.
     pub fn new(threads: usize, work: impl Fn(usize, Task) + Send + Sync + 'static) -> Crew {
         let state = State { tasks: vec![None; threads], over: false, failed: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), told: Condvar::new() });
@@ -116,7 +116,7 @@ impl Drop for Crew {
         self.shared.lock().over = true;
         self.shared.told.notify_all();
         for thread in self.threads.drain(..) {
-            // What it panicked with was told.
+            // Its panic was reported.
             let _ = thread.join();
         }
     }

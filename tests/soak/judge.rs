@@ -155,7 +155,7 @@ fn grown<const N: usize>(early: &Counts<N>, late: &Counts<N>, part: u64) -> Stri
     text
 }
 
-/// So much that nobody needs to see the end.
+/// So much that the end need not be seen.
 pub fn runs_away<const N: usize>(early: &Counts<N>, now: &Counts<N>, part: u64) -> bool {
     early.iter().zip(now).any(|((name, before), (_, now))| {
         let most = held_to(early, name, *before);

@@ -410,7 +410,7 @@ fn t18_pool_statistics(b: &Bench) -> Steady {
     })
 }
 
-/// Copies from sources that nobody shares. One in a hundred rounds waits for its own.
+/// Copies from sources that are not shared. One in a hundred rounds waits for its own.
 fn p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let s = stream(&gpu);

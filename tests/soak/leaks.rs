@@ -41,7 +41,7 @@ fn memory(b: &Bench, every: u64) -> Steady {
     steady(b, every, move |_| gpu.alloc(512, &s).expect("memory"))
 }
 
-/// A guard that is forgotten keeps its stream's use until the free, or an access to the whole: nobody says when its work was queued.
+/// A guard that is forgotten keeps its stream's use until the free, or an access to the whole: nothing shows when its work was queued.
 fn forgotten_guards(b: &Bench, every: u64) -> Steady {
     let (gpu, s) = (b.gpu.clone(), b.gpu.stream().expect("a stream"));
     let x = gpu.zeros::<f32>(256, &s).expect("an array");

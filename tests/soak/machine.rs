@@ -74,12 +74,12 @@ pub enum Verb {
     RefusedByDriver,
     MarkerFails,
     Trim,
-    /// Somebody captures on a stream, of which the allocator may know, until [`Verb::CaptureEnds`] or the end of the period.
+    /// Other code captures on a stream, of which the allocator may know, until [`Verb::CaptureEnds`] or the end of the period.
     Capture,
     CaptureEnds,
     /// A stream captures, and its last reference goes.
     EndsInCapture,
-    /// A stream of somebody's who ends it in the same round, having named it at each free; or without a word.
+    /// A stream of other code that ends it in the same round, having named it at each free; or without notice.
     UnmanagedNamed,
     UnmanagedUnnamed,
     AllocAligned,
@@ -88,7 +88,7 @@ pub enum Verb {
     TrimOne,
     /// The driver refuses to take a segment back.
     TrimFails,
-    /// A stream is found by its number: one that somebody holds, and one of which only a block is left.
+    /// A stream is found by its number: one that has references, and one of which only a block is left.
     StreamOf,
     StreamOfBlock,
     /// A stream of one round that is declared a user of another's block.
@@ -154,7 +154,7 @@ impl Verb {
         Verb::MarkerFails,
         Verb::Trim,
     ];
-    /// The same, of rarer parts of the interface: of the programs of which nobody knows which planted leaks they find.
+    /// The same, of rarer parts of the interface: of the programs of which it is unknown which planted leaks they find.
     pub const RARER: [Verb; 19] = [
         Verb::AllocAligned,
         Verb::SetLimit,
@@ -176,7 +176,7 @@ impl Verb {
         Verb::TokenOfOneRound,
         Verb::Rows,
     ];
-    /// Whether it may not be made beside other threads' steps: a failure that is planted strikes whoever calls next, and a limit is everybody's.
+    /// Whether it may not be made beside other threads' steps: a planted failure hits the next call of any thread, and a limit applies to all.
     pub fn is_alone(self) -> bool {
         matches!(
             self,
@@ -267,23 +267,23 @@ pub struct Machine {
     downloads: VecDeque<Download<f32, Device>>,
     source: Arc<PinnedArray<f32, Device>>,
     pageable: Vec<f32>,
-    /// A stream that the allocator was never told of.
+    /// A stream that the allocator does not know.
     unknown: Inside<SimStream>,
-    /// On which stream somebody captures; the last is the unknown one.
+    /// On which stream other code captures; the last is the unknown one.
     captured: Option<usize>,
     /// The allocator may take no more than [`LIMIT`]: a step may be refused.
     short: bool,
     /// Requests that were refused in front of the ladder, or at its end; limits that were set, and trims that are refused.
     refusals: u64,
     turns: u64,
-    /// Tokens that nobody will wait for.
+    /// Tokens that are never waited for.
     abandoned: VecDeque<Upload<PinnedArray<f32, Device>, Device>>,
     /// Where borrowed copies go.
     target: PinnedArray<f32, Device>,
     peer: Option<Peer>,
 }
 
-/// Streams of the allocator's; `others`: half of them are somebody else's, who may capture on them.
+/// Streams of the allocator; `others`: half of them are other code's, which may capture on them.
 pub fn streams(b: &Bench, others: bool) -> Vec<Stream<Device>> {
     if others {
         counting::device(|| b.device.sim().expect_captures());
@@ -332,7 +332,7 @@ impl Machine {
         self.gpu.pinned_uninit(LEN)
     }
 
-    /// Somebody captures on one of two streams of theirs that the allocator knows, or on one that it does not.
+    /// Other code captures on one of two streams of theirs that the allocator knows, or on one that it does not.
     fn capture(&mut self, which: usize) {
         if self.captured.is_none() {
             let on = STREAMS / 2 + which % (STREAMS - STREAMS / 2 + 1);
@@ -351,7 +351,7 @@ impl Machine {
         }
     }
 
-    /// A stream that whoever made it ends; blocks of its own and of another's, which it reads.
+    /// A stream that its owner ends; blocks of its own and of another's, which it reads.
     fn unmanaged(&mut self, step: Step, named: bool) -> Done {
         let theirs = self.device.wrap_stream(|sim| sim.stream().expect("a stream"));
         let unmanaged = self.gpu.adopt(self.device.wrap_stream(|sim| sim.unmanaged_stream(&theirs)))?;
@@ -389,7 +389,7 @@ impl Machine {
     /// The block in a slot, which is made if there is none, with `t` ordered behind its stream by the program itself.
     fn ordered(&mut self, step: Step) -> Result<&Block, millpond::Error> {
         let slot = &mut self.blocks[step.j];
-        // Nobody can be ordered behind a stream that has ended.
+        // Nothing can be ordered behind a stream that has ended.
         if slot.as_ref().is_none_or(|block| block.0 == STREAMS) {
             *slot = Some((step.s, self.gpu.alloc(step.bytes, &self.streams[step.s])?));
         }
@@ -401,7 +401,7 @@ impl Machine {
     }
 
     /// # Panics
-    /// If it fails, and nobody captures, and the allocator is not short of memory.
+    /// If it fails, and nothing captures, and the allocator is not short of memory.
     pub fn step(&mut self, step: Step) {
         if let Err(why) = self.try_step(step) {
             let refused = why.downcast_ref::<millpond::Error>().is_some_and(|e| e.out_of_memory().is_some());
@@ -485,7 +485,7 @@ impl Machine {
             Verb::MarkerFails => {
                 self.fails(Call::EventRecord, DriverErrorKind::Other, |gpu| {
                     if let Ok(block) = gpu.alloc(bytes, &home) {
-                        // Nobody is told of it: the marker is made later.
+                        // The failure is not returned: the marker is made later.
                         drop(block.record_use(&on));
                     }
                 });

@@ -1,4 +1,4 @@
-//! What docs/kept.md states, in programs in which what is pending varies: each count is asked after every round whether it is within the
+//! What docs/kept.md states, in programs in which what is pending varies: after every round each count must be within the
 //! function of what is pending that is stated (`stated`).
 //!
 //! A seed draws the kind of program, the allocator's configuration, and phases of some steps a round (`phases`), in which the device
@@ -6,8 +6,8 @@
 //! much is pending the test knows by events of its own, one a stream that had something to do, which it asks before the device goes on: so what
 //! it counts is the most of the round.
 //!
-//! Two more judges need no bound: no operation waits for what its stream is ordered behind already, and a marker that was due and failed, of which
-//! nobody is told, is made by the next call that may.
+//! Two more judges need no bound: no operation waits for what its stream is ordered behind already, and a marker that was due and failed, without
+//! an error to any caller, is made by the next call that may.
 
 use super::judge::is_ordinary;
 use super::phases::{Draw, KINDS, Kind, NOTHING, Pattern, Phase};
@@ -270,7 +270,7 @@ impl World {
         known
     }
 
-    /// So many blocks of the first stream live at once, and the second uses each, or nobody does.
+    /// So many blocks of the first stream live at once, and the second uses each, or none does.
     fn live_at_once(&mut self, blocks: usize, used: bool) -> StreamId {
         let (home, user) = (&self.lanes[0].stream, &self.lanes[1].stream);
         let mut live = apart(|| Vec::with_capacity(blocks));
@@ -393,7 +393,7 @@ impl World {
     }
 }
 
-/// What is the test's own is on nobody's account.
+/// What is the test's own is on no account.
 fn apart<R>(run: impl FnOnce() -> R) -> R {
     Account::nobody().scope(run)
 }
@@ -405,7 +405,7 @@ fn join(mine: &mut [u64], theirs: &[u64]) {
 /// A count, and what it came to at most of its bound.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Reached {
-    /// And whether nobody asked the device.
+    /// And whether no queries are made.
     name: (&'static str, bool),
     /// The highest count, per cent of the bound of its moment.
     percent: u64,

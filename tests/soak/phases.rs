@@ -23,7 +23,7 @@ impl Draw {
     }
 }
 
-/// Somebody who is told of everything, so that it is recorded.
+/// A sink for everything, so that it is recorded.
 struct Listens;
 
 impl Sink for Listens {
@@ -39,7 +39,7 @@ pub enum Kind {
     Bursts,
     /// Streams that come and go, and read an array that stays.
     ComeAndGo,
-    /// Both where nobody asks the device: markers are thinned, and closed streams waited for.
+    /// Both where no queries are made: markers are thinned, and closed streams waited for.
     UnaskedStay,
     Unasked,
     /// More streams than a clock names unasked, which wait for each other: nothing of them is pending for long, or a few dozen are.
@@ -180,7 +180,7 @@ impl Phase {
         }
     }
 
-    /// Blocks of one pool and nothing else, so that nobody looks but who frees: first none of their uses ends, and then all do.
+    /// Blocks of one pool and nothing else, so that only frees look: first none of their uses ends, and then all do.
     pub fn frees(pool: usize, runs_each: Option<usize>, draw: &mut Draw) -> Phase {
         Phase {
             frees: 1 + draw.below(4),
@@ -222,7 +222,7 @@ impl Phase {
         Phase { waits: 4 + draw.below(8), copies: draw.below(2), rounds: 200 + draw.below(200), ..NOTHING }
     }
 
-    /// One wait a round, and one operation now and then. Who has waited for many is waited for by all.
+    /// One wait a round, and one operation now and then. A stream that has waited for many is waited for by all.
     pub fn waits(kind: Kind, streams: usize, before: &Phase, draw: &mut Draw) -> Phase {
         let one = draw.below(streams);
         let pattern = match before.pattern {

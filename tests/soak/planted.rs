@@ -18,7 +18,7 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
     (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
-    (Bug::LeakUnordered, "two_foreign_users_that_nobody_waits_for", Pace::AtOnce),
+    (Bug::LeakUnordered, "two_cross_stream_users_that_nobody_waits_for", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
     // Bugs with a scenario of their own, which grow in a steady program too.
@@ -106,7 +106,7 @@ fn every_leak_is_found() {
             Err(why) => missed.push(why),
         }
     }
-    // Past the test harness, which shows what a passing test prints to nobody.
+    // Past the test harness, which hides what a passing test prints.
     let _ = writeln!(
         std::io::stderr(),
         "\n| bug | what is wrong | found by, and what grows | random |\n|---|---|---|---|\n{table}"

@@ -84,11 +84,11 @@ programs! {
     dropped_tokens: Config::default();
     dropped_tokens_deterministically: Config::default().deterministic(true);
     waited_tokens: Config::default();
-    two_foreign_users: Config::default();
-    two_foreign_users_deterministically: Config::default().deterministic(true);
-    two_foreign_users_that_nobody_waits_for: Config::default().deterministic(true);
-    two_foreign_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
-    two_foreign_users_and_no_reuse: Config::default().reuse(Reuse::Never);
+    two_cross_stream_users: Config::default();
+    two_cross_stream_users_deterministically: Config::default().deterministic(true);
+    two_cross_stream_users_that_nobody_waits_for: Config::default().deterministic(true);
+    two_cross_stream_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
+    two_cross_stream_users_and_no_reuse: Config::default().reuse(Reuse::Never);
     external_memory: Config::default();
     external_memory_deterministically: Config::default().deterministic(true);
     external_memory_that_another_stream_uses: Config::default();
@@ -233,7 +233,7 @@ fn waits_between_streams(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
-/// Nobody asks an event anything, and the host waits for nothing.
+/// No event is queried, and the host waits for nothing.
 fn waits_between_streams_deterministically(b: &Bench) -> Steady {
     Steady { synchronise: Box::new(|| {}), ..waits_between_streams(b) }
 }
@@ -266,7 +266,7 @@ fn copies_inside_the_device(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 0 }
 }
 
-/// An input that nobody writes again, read by eight streams and by one that is new in each round.
+/// An input that is never written again, read by eight streams and by one that is new in each round.
 fn an_array_that_is_only_read(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let home = stream(&gpu);
@@ -371,7 +371,7 @@ fn users_of_a_pinned_block_that_stays(b: &Bench) -> Steady {
     users_of_what_stays(b, |gpu, _| gpu.alloc_pinned(4 * KIB).expect("pinned"), uses)
 }
 
-/// The same with streams of somebody else's, who ends each and tells nobody: its handle is the next one's.
+/// The same with streams of other code, which ends each without notice: its handle is the next one's.
 fn users_that_end_unannounced(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let home = stream(&gpu);
@@ -405,7 +405,7 @@ fn users_on_threads_that_end(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
-/// Copies from a shared source, whose tokens nobody wants.
+/// Copies from a shared source, whose tokens are dropped.
 fn dropped_tokens(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let (s, t) = (stream(&gpu), stream(&gpu));
@@ -443,7 +443,7 @@ fn waited_tokens(b: &Bench) -> Steady {
 }
 
 /// One block at a time, used by two other streams.
-fn two_foreign_users(b: &Bench) -> Steady {
+fn two_cross_stream_users(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let (s, t, u) = (stream(&gpu), stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&s);
@@ -458,21 +458,21 @@ fn two_foreign_users(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 4 }
 }
 
-fn two_foreign_users_deterministically(b: &Bench) -> Steady {
-    all_synchronised(b, two_foreign_users(b))
+fn two_cross_stream_users_deterministically(b: &Bench) -> Steady {
+    all_synchronised(b, two_cross_stream_users(b))
 }
-/// No wait of the host's tells the allocator of anything, ever: the device's have to do.
-fn two_foreign_users_that_nobody_waits_for(b: &Bench) -> Steady {
-    Steady { synchronise: Box::new(|| ()), ..two_foreign_users(b) }
+/// No wait of the host ever teaches the allocator anything: the device's have to do.
+fn two_cross_stream_users_that_nobody_waits_for(b: &Bench) -> Steady {
+    Steady { synchronise: Box::new(|| ()), ..two_cross_stream_users(b) }
 }
-fn two_foreign_users_and_a_small_footprint(b: &Bench) -> Steady {
-    two_foreign_users(b)
+fn two_cross_stream_users_and_a_small_footprint(b: &Bench) -> Steady {
+    two_cross_stream_users(b)
 }
-fn two_foreign_users_and_no_reuse(b: &Bench) -> Steady {
-    two_foreign_users(b)
+fn two_cross_stream_users_and_no_reuse(b: &Bench) -> Steady {
+    two_cross_stream_users(b)
 }
 
-/// An array in memory that somebody else has: a block here, so that whatever keeps its owner shows in every count.
+/// An array in memory that other code has: a block here, so that whatever keeps its owner shows in every count.
 ///
 /// # Errors
 /// The allocation's and [`DeviceArray::from_external`]'s: a stream that captures.
@@ -483,7 +483,7 @@ pub fn brought_in(
 ) -> Result<DeviceArray<f32, Device>, millpond::Error> {
     let owner = gpu.alloc(4 * KIB, on)?;
     let memory = ExternalMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
-    // SAFETY: the block lives as long as its owner, and nobody else uses it.
+    // SAFETY: the block lives as long as its owner, and nothing else uses it.
     unsafe { DeviceArray::from_external(memory, 1024, on, owner) }.map_err(|(_, e)| e)
 }
 
@@ -594,7 +594,7 @@ fn events_recorded_and_dropped(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 4 }
 }
 
-/// Arrays in kernels that somebody else queues.
+/// Arrays in kernels that other code queues.
 fn guards(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let (s, t, u) = (stream(&gpu), stream(&gpu), stream(&gpu));
@@ -738,7 +738,7 @@ fn freed_by_another_thread(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
-/// C7, T16: streams of somebody else's, the default ones among them, adopted anew in each round.
+/// C7, T16: streams of other code, the default ones among them, adopted anew in each round.
 fn adopted_streams(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let theirs = device.wrap_stream(|sim| sim.stream().expect("a stream"));

@@ -42,9 +42,9 @@ pub enum Kind {
     Plain,
     /// All verbs of one thread.
     Every,
-    /// Half of the streams are somebody else's, who captures on them and on one that the allocator does not know.
+    /// Half of the streams are other code's, which captures on them and on one that the allocator does not know.
     Captures,
-    /// Streams that somebody else ends, whose handles come back.
+    /// Streams that other code ends, whose handles come back.
     Unmanaged,
     /// Two or three threads that take turns: what one allocates another frees.
     Turns,
@@ -161,7 +161,7 @@ fn draw(seed: u64) -> (Drawn, Config) {
     }
     let threads = if matches!(kind, Kind::Turns | Kind::AtOnce) { 2 + draw.below(2) } else { 1 };
     let steps: Vec<(usize, Step)> = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
-    // What nobody knows the users of is over at a synchronise of all only, where nobody asks and no wait may be inserted.
+    // What nobody knows the users of is over at a synchronise of all only, where no queries are made and no wait may be inserted.
     let waits = !said.contains(&"no reuse") && !said.contains(&"ordered reuse");
     let unknown = steps.iter().any(|(_, step)| step.verb == Verb::FreeUnknown);
     let synchronise =

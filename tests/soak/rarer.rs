@@ -199,7 +199,7 @@ impl Machine {
         ];
         let call = calls[(i + STREAMS * t + s) % calls.len()];
         counting::device(|| self.device.sim().fail(call, 1, DriverErrorKind::Other));
-        // Perhaps refused: nobody is told of what was not its own.
+        // Perhaps refused: the error of something that was not its own is not returned.
         drop(kernel::fill(&mut self.arrays[j], 1.0, &on));
         drop(self.gpu.alloc(4 * KIB, &home));
         counting::device(|| self.device.sim().clear_faults());
@@ -243,7 +243,7 @@ impl Machine {
         let (source, array, on) = (self.source.view(), &mut self.arrays[i], &self.streams[t]);
         let unwound = catch_unwind(AssertUnwindSafe(|| {
             transfer::scope(on, |copies| {
-                // Refused where somebody captures.
+                // Refused where other code captures.
                 drop(copies.upload(array, source));
                 resume_unwind(Box::new(()))
             })

@@ -10,7 +10,7 @@ use std::error::Error;
 /// What the README calls `1 << 20`: elements, of which the CPU fills each in every round.
 const LEN: usize = 256;
 
-/// Makes the line and shows it to nobody: there are 10,000 rounds.
+/// Makes the line without printing it: there are 10,000 rounds.
 macro_rules! println {
     ($form:literal, $what:expr) => {
         core::hint::black_box(format!($form, $what))

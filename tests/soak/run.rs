@@ -68,7 +68,7 @@ pub enum Pace {
     AtOnce,
     /// 32 rounds; the host never waits but by the program.
     Behind,
-    /// A period: nothing runs before somebody waits for it or the period is over.
+    /// A period: nothing runs before the host waits for it or the period is over.
     Late,
     /// A seeded coin decides what runs, the same in every period.
     Coin(u64),
@@ -311,7 +311,7 @@ pub fn try_soak(
 /// As [`try_soak`], with the counters.
 pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
     let account = Account::open();
-    // Made once a thread, by whoever asks first, and there until its end.
+    // Made once a thread, by the first call that needs it, and there until its end.
     drop(millpond::driver::ThreadEnd::of_this_thread());
     let mut soaked = account.scope(|| watch(account, run, config, program));
     // A thread of the program's may have ended and not have given its own back yet: it needs a processor, no time.
@@ -444,7 +444,7 @@ fn wrong_at_the_end(sims: &[Sim]) -> String {
     found
 }
 
-/// Runs something of the test's own, which is on nobody's account.
+/// Runs something of the test's own, which is on no account.
 fn account_apart<R>(run: impl FnOnce() -> R) -> R {
     Account::nobody().scope(run)
 }

@@ -11,17 +11,17 @@ use std::collections::{HashMap, VecDeque};
 
 /// Frees that wait for a stream until it is marked and asked (`Line::note_unmarked`).
 const FREES_A_QUESTION: u64 = 16;
-/// Ranges in flight that wait for whoever drains (`order/inflight.rs`).
+/// Ranges in flight that wait for the next drain (`order/inflight.rs`).
 const FEW_RANGES: u64 = 32;
 /// Markers that are looked at in any case (`registry/completion.rs`), and events that are kept in any case (`events.rs`).
 const BURST: u64 = 256;
 const LEAST: u64 = 64;
 /// Markers that are retired for each event kept until the pool is asked whether it needs them all.
 const EVENTS_PAID: u64 = 8;
-/// Markers of a timeline that is thinned, and closed streams whose end is not known where nobody asks (`registry/completion.rs`).
+/// Markers of a timeline that is thinned, and closed streams whose end is not known where no queries are made (`registry/completion.rs`).
 const THINNED: u64 = 32;
 const UNFINISHED: u64 = 32;
-/// Names in a clock that nobody looks at (`order/clock.rs`), uses (`order/uses.rs`), and pools in the list (`closed.rs`).
+/// Names in a clock that is not looked at (`order/clock.rs`), uses (`order/uses.rs`), and pools in the list (`closed.rs`).
 const FEW_NAMES: u64 = 64;
 const FEW_USES: u64 = 8;
 const FEW_POOLS: u64 = 16;
@@ -135,14 +135,14 @@ pub struct Judged {
     pub name: &'static str,
     pub count: u64,
     pub most: u64,
-    /// Where nobody asks the device, some bounds are others.
+    /// Where no queries are made, some bounds are others.
     pub unasked: bool,
 }
 
 /// The bounds of one allocator.
 #[derive(Default)]
 pub struct Stated {
-    /// Nobody asks the device.
+    /// No queries are made.
     pub deterministic: bool,
     markers: Window,
     /// Names that a clock may have.
@@ -196,7 +196,7 @@ impl Stated {
         let most = things.iter().sum::<u64>() + has.events;
         self.most = (self.most.0.max(held.of("pools")), self.most.1.max(most));
         let bytes = BYTES + BYTES_A_POOL * self.most.0 + BYTES_EACH * self.most.1;
-        // A marker's, one that rests in the pool, or one that somebody holds whose marker is retired: the program, or a kept value's token.
+        // A marker's, one that rests in the pool, or one that is held and whose marker is retired: by the program, or by a kept value's token.
         let counted = ["markers", "events pooled", "kept values"].map(|name| held.of(name));
         let driver_events = counted.iter().sum::<u64>() + has.events;
         let kept = self.kept(held.of("kept values"), pending, made, timelines);

@@ -1,5 +1,5 @@
-//! Random programs of deterministic allocators, which ask no event, whose host never waits: memory that other streams used comes back
-//! by waits of the device's, whatever the sizes, whoever uses it, and however many blocks are live.
+//! Random programs of deterministic allocators, which query no event, whose host never waits: memory that other streams used comes back
+//! by waits on the device, whatever the sizes, whichever streams use it, and however many blocks are live.
 //!
 //! What bounds it is what was ever live, not what is pending, which nobody knows: `pending` has the programs that wait now and then.
 
@@ -100,7 +100,7 @@ fn memory_that_others_used_comes_back_though_nobody_waits() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Whoever allows no waits keeps it until the host has waited.
+/// If no waits are allowed, it is kept until the host has waited.
 #[test]
 fn without_waits_it_stays_until_the_host_has_waited() {
     let program = Program { sizes: vec![MIB], live: 1, users: vec![1], policy: Policy::Latency };

@@ -227,7 +227,7 @@ suite_rows! {
     rows::d04_the_target_of_a_copy_is_read_behind_the_wait: STAYS;
     rows::h04_a_slot_is_overwritten_behind_its_reads: STAYS;
     rows::c03_the_allocator_of_a_scope_is_an_argument: STAYS;
-    rows::c05_a_foreign_range_keeps_its_owner: STAYS;
+    rows::c05_an_external_range_keeps_its_owner: STAYS;
     rows::g05_allocated_used_and_freed_on_three_threads: GOES;
     rows::g06_a_stream_waits_for_an_event_or_for_a_stream: STAYS;
     rows::t16_the_default_stream_waits_for_blocking_streams: STAYS;

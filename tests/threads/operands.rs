@@ -19,7 +19,7 @@ pub const ROUNDS: u64 = 24;
 /// Operations of a round, of which one in so many has its result read.
 const OPERATIONS: u8 = 200;
 const READ: u8 = 7;
-/// Threads that look at every stream's books meanwhile: they make no marker and hold up whoever makes one, so that others come in between. With
+/// Threads that read every stream's records meanwhile: they make no marker and delay threads that make one, so that others come in between. With
 /// none a bug that only that shows was not found in 32,000 operations, with one in 6,000 to 18,000, with four in 1,000 to 6,000.
 const READERS: usize = 4;
 
@@ -61,7 +61,7 @@ pub fn round(seed: u64) -> Result<(), String> {
             }
         });
         threads.spawn(|| {
-            // Where nobody else marks, the operations make most markers themselves.
+            // If no other thread marks, the operations make most markers themselves.
             while seed % 4 > 1 && others_go_on() {
                 c.wait(&b.record().expect("no call fails")).expect("no call fails");
                 thread::yield_now();

@@ -1,4 +1,4 @@
-//! The end of a stream that nobody can mark, beside a wait for the device: what the wait will prove, and what the stream's last
+//! The end of a stream that cannot be marked, beside a wait for the device: what the wait will prove, and what the stream's last
 //! number covers, are agreed under one lock.
 
 use super::operands::{convicts, every_schedule};

@@ -189,7 +189,7 @@ fn judge(name: &str, program: fn(), bugs: &[Bug]) {
 #[test]
 fn a_token_is_dropped_beside_who_takes_pinned_memory() {
     judge("a dropped token", || a_dropped_token(false), &[Bug::PinnedAtOnce]);
-    judge("a shared source", || a_dropped_token(true), &[Bug::KeeperAtOnce]);
+    judge("a shared source", || a_dropped_token(true), &[Bug::DeferredAtOnce]);
 }
 
 #[test]

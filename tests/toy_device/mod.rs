@@ -76,7 +76,7 @@ pub struct Mark(Mutex<(u64, Before)>);
 
 impl Mark {
     fn lock(&self) -> std::sync::MutexGuard<'_, (u64, Before)> {
-        // No part of what is explored: nobody else is here at the same time.
+        // No part of what is explored: no other thread is here at the same time.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// The position that it captured.

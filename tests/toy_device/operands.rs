@@ -1,4 +1,4 @@
-//! The smallest programs with an operation on an array that has several foreign operands, while another thread orders the streams that
+//! The smallest programs with an operation on an array that has several operands of other streams, while another thread orders the streams that
 //! it comes after: for both model checkers.
 
 #![allow(unreachable_pub, reason = "a module of tests")]

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Reading never panics and never allocates more than the input could fill: a declared length is compared with the
-//! bytes that are left before anything is reserved. Whether the program makes sense is `program`'s business.
+//! bytes that are left before anything is reserved. `program` decides whether the program makes sense.
 
 use super::op::{Access, BlockNo, EventNo, Op, Step, StreamNo, ThreadNo};
 use super::program::Program;

@@ -15,7 +15,7 @@ pub enum Event {
         id: AllocationId,
         /// First byte.
         addr: Addr,
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
         /// Bytes after rounding.
         rounded: u64,
@@ -78,7 +78,7 @@ pub enum Event {
     },
     /// A request failed.
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
         /// The stream.
         stream: StreamId,

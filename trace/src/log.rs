@@ -61,7 +61,7 @@ impl Call {
     pub fn block(&self) -> BlockNo {
         BlockNo(self.block & !FREE)
     }
-    /// The block's length as asked for, in a free too.
+    /// The requested length of the block, in a free too.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -127,15 +127,15 @@ pub struct Info {
     pub streams: u64,
     /// Host threads.
     pub threads: u64,
-    /// Bytes allocated in all, as asked for.
+    /// Bytes allocated in all, as requested.
     pub bytes: u64,
-    /// The largest allocation, as asked for.
+    /// The largest allocation, as requested.
     pub largest: u64,
-    /// Highest sum of live bytes, as asked for.
+    /// The highest sum of live bytes, as requested.
     pub peak_live: u64,
     /// Highest sum of live bytes, each block rounded up to 512.
     pub peak_live_rounded: u64,
-    /// Bytes alive at the end, as asked for.
+    /// Live bytes at the end, as requested.
     pub live_at_end: u64,
     /// Blocks alive at the end.
     pub blocks_at_end: u64,

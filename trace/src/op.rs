@@ -1,8 +1,8 @@
 //! One operation: the verb, its symbolic operands, and the host thread that issues it.
 //!
 //! Operands are small numbers that a person can type and a generator can shrink: block 3, stream 1, event 0, thread 2.
-//! Whoever runs a program keeps the table from numbers to real things. This module does not know which sequences of
-//! operations make sense (that is `program`), nor how one is written down (`text`, `binary`).
+//! The executor keeps the table from numbers to real objects. This module does not know which sequences of
+//! operations make sense (`program` does), nor how one is written down (`text`, `binary`).
 
 use core::fmt;
 
@@ -55,8 +55,8 @@ pub enum Access {
 
 /// One operation on an allocator, its streams and its device.
 ///
-/// An allocation may fail when the program runs (no memory, a limit, a bad alignment); the operations that name its
-/// block are then skipped by whoever runs it, up to the next allocation of that number.
+/// An allocation may fail when the program runs (no memory, a limit, a bad alignment); the executor then skips the operations that
+/// name its block, up to the next allocation of that number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Op {
@@ -64,9 +64,9 @@ pub enum Op {
     Alloc {
         /// The number it will have.
         block: BlockNo,
-        /// Bytes asked for; any number, absurd ones too.
+        /// Requested bytes; any number, absurd ones too.
         bytes: u64,
-        /// The alignment asked for in bytes; `None` for the usual 512.
+        /// The requested alignment in bytes; `None` for the usual 512.
         align: Option<u64>,
         /// The stream it is ordered on.
         stream: StreamNo,
@@ -75,7 +75,7 @@ pub enum Op {
     AllocPinned {
         /// The number it will have.
         block: BlockNo,
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
     },
     /// Drops a block: its recorded uses decide when its bytes are reused.
@@ -90,7 +90,7 @@ pub enum Op {
         /// The stream that the free is ordered on.
         stream: StreamNo,
     },
-    /// Frees device memory whose uses nobody knows: everything submitted so far, on any stream, counts as a use.
+    /// Frees device memory whose users are unknown: everything queued so far, on any stream, counts as a use.
     FreeUnknown {
         /// Which.
         block: BlockNo,
@@ -103,17 +103,17 @@ pub enum Op {
         stream: StreamNo,
         /// What the launch does to the bytes.
         access: Access,
-        /// Whether the allocator is told (`record_use`). Only work on another stream than the block's own needs it.
+        /// Whether the use is recorded (`record_use`). Only work on another stream than the block's own needs it.
         recorded: bool,
     },
-    /// Tells the allocator of a use on a stream, without any work.
+    /// Records a use on a stream, without any work.
     RecordUse {
         /// Which.
         block: BlockNo,
         /// The stream that uses it.
         stream: StreamNo,
     },
-    /// Tells the allocator of uses on a stream that have ended where an event stands now. One never recorded says nothing.
+    /// Records that uses on a stream end where an event stands now. An event that was never recorded has no effect.
     RecordUseUntil {
         /// Which.
         block: BlockNo,
@@ -172,7 +172,7 @@ pub enum Op {
     },
     /// The host waits for all work on the device, of closed streams too.
     SyncDevice,
-    /// Asks whether an event is complete; either answer is right.
+    /// Queries whether an event is complete; either answer is right.
     Query {
         /// The event.
         event: EventNo,
@@ -214,7 +214,7 @@ pub enum Op {
     },
 }
 
-/// The operands of an operation by their roles, for whoever must look at all operations alike.
+/// The operands of an operation by their roles, for code that treats all operations alike.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Operands {
     /// The block, or the target of a copy.

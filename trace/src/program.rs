@@ -23,7 +23,7 @@ use hashbrown::{HashMap, HashSet};
 /// alloc b0 64KiB on s0
 /// write b0 on s0
 /// wait s1 for s0
-/// t1: read b0 on s1 unrecorded      # by thread 1, and the allocator is not told of the use
+/// t1: read b0 on s1 unrecorded      # by thread 1, and the use is not recorded
 /// free b0
 /// "#)?;
 /// assert_eq!(program.to_string().parse(), Ok(program));
@@ -34,20 +34,20 @@ use hashbrown::{HashMap, HashSet};
 /// |---|---|
 /// | `alloc b0 64KiB on s0`, `… align 4096` | device memory, for work on a stream |
 /// | `alloc-pinned b1 4096` | pinned host memory |
-/// | `free b0`, `free b0 on s1`, `free b0 unknown` | a free; as of this point of a stream; by nobody knows whom: all that was queued so far counts as a use |
-/// | `read b0 on s0`, `write b0 on s0`, `… unrecorded` | work on a stream that uses a block; the allocator is told, or not |
-/// | `record-use b0 on s1`, `record-use b0 until e0` | the allocator is told of a use, or of uses that end where the event stands |
+/// | `free b0`, `free b0 on s1`, `free b0 unknown` | a free; as of this point of a stream; by unknown users: everything that was queued so far counts as a use |
+/// | `read b0 on s0`, `write b0 on s0`, `… unrecorded` | work on a stream that uses a block; the use is recorded, or not |
+/// | `record-use b0 on s1`, `record-use b0 until e0` | records a use, or that uses end where the event stands |
 /// | `share b0 with s1` | a stream uses device memory as its own does, until the free |
 /// | `copy b1 to b0 4096 on s0` | bytes from the first block to the second |
 /// | `record e0 on s0`, `wait s1 for e0` | an event, and a stream that waits for it on the device |
 /// | `wait s1 for s0` | the same in one operation |
 /// | `sync s0`, `sync e0`, `sync device` | the host waits |
-/// | `query e0` | the host asks whether an event is complete |
+/// | `query e0` | the host queries whether an event is complete |
 /// | `open s2`, `close s2` | a stream comes and goes |
 /// | `trim s0`, `trim all` | idle memory goes back to the device |
-/// | `limit 1GiB`, `limit none` | how much may be taken from the device |
+/// | `limit 1GiB`, `limit none` | how much may be reserved on the device |
 /// | `advance s0 5`, `tick` | a simulated device runs so many pieces of a stream's work; its held-back work comes a step nearer |
-/// | `not-ready 1`, `not-ready 0` | a simulated device answers the next question about an event with "not yet"; it answers truly again |
+/// | `not-ready 1`, `not-ready 0` | a simulated device answers the next query of an event with "not yet"; it answers truly again |
 ///
 /// Each may have a thread before it, `t1:`; without, it is thread 0's. Blocks are `b0` to `b4294967295`, streams `s0` to `s65535`, events
 /// `e0` to `e65535`, threads `t0` to `t65535`. Sizes are bytes, in plain digits or with `KiB`, `MiB`, `GiB`, `TiB` behind them. A `#` begins
@@ -135,7 +135,7 @@ pub enum Reason {
     },
     /// W4: the copy is longer than the shorter block.
     CopyTooLong {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Bytes there are.
         most: u64,

@@ -9,9 +9,9 @@ use millpond_driver::units::{Addr, AllocationId, DeviceId};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-/// Keeps the newest events, and counts those that made room. Bounded: it never holds more than its capacity.
+/// Keeps the newest events, and counts those that it dropped for newer ones. Bounded: it never holds more than its capacity.
 ///
-/// A sink: an allocator that it was given to (`Config::sink`) sends it what it does. [`Ring::write_json`] writes what is kept, a
+/// A sink: an allocator configured with it (`Config::sink`) sends it its events. [`Ring::write_json`] writes what is kept, a
 /// [line](json_line) an event.
 #[derive(Debug)]
 pub struct Ring {
@@ -40,7 +40,7 @@ impl Ring {
     pub fn events(&self) -> Vec<(u64, Event)> {
         self.inner.lock().events.iter().cloned().collect()
     }
-    /// How many events made room for newer ones since the ring was made or cleared.
+    /// How many events were dropped for newer ones since the ring was made or cleared.
     pub fn dropped(&self) -> u64 {
         self.inner.lock().dropped
     }
@@ -88,7 +88,7 @@ pub struct JsonLines<W> {
 #[derive(Debug)]
 struct Output<W> {
     writer: W,
-    /// The writer failed: it is written to no more, though its error was told.
+    /// The writer failed: nothing is written to it any more, and its error was returned.
     ended: bool,
     failed: Option<io::Error>,
 }
@@ -98,10 +98,10 @@ impl<W: Write + Send + 'static> JsonLines<W> {
     pub fn new(device: DeviceId, writer: W) -> JsonLines<W> {
         JsonLines { inner: Mutex::new(Output { writer, ended: false, failed: None }), device }
     }
-    /// Flushes, and says whether everything was written.
+    /// Flushes, and returns whether everything was written.
     ///
     /// # Errors
-    /// The first failure of the writer; the lines after it are missing. It is told once.
+    /// The first failure of the writer; the lines after it are missing. It is returned once.
     pub fn finish(&self) -> io::Result<()> {
         let mut output = self.inner.lock();
         output.failed.take().map_or(Ok(()), Err)?;
@@ -133,8 +133,8 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
 ///
 /// `millpond_replay::import` reads such lines back as a log, and `millpond replay` runs them.
 ///
-/// `size` is what was asked for, `mem_size` what it was rounded to, `pmem_id` names the allocation. Lines of hooks that
-/// `CuPy` has not (`migrate`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
+/// `size` is the requested size, `mem_size` the rounded one, `pmem_id` names the allocation. Lines of hooks that
+/// `CuPy` does not have (`migrate`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
 /// our own `number`, and where there is one `stream`.
 pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
     let mut line = String::with_capacity(128);

@@ -1,8 +1,8 @@
 //! The text form: one operation a line, made to be read, pasted into a report and typed by hand. [`Program`]'s documentation has
 //! its grammar.
 //!
-//! What is written is read back equal. This module writes, and holds what reading (`parse`) gives; whether the program
-//! makes sense is `program`'s business.
+//! What is written is read back equal. This module writes, and holds what reading (`parse`) gives; `program` decides whether the program
+//! makes sense.
 
 use super::op::{Access, Op, Step, ThreadNo};
 use super::program::{Fault, Program};

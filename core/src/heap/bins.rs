@@ -232,11 +232,11 @@ impl Bins {
             H3,
             own == bin && prev == bin.0,
             "chunk {id}, of {own:?}, is the first of {bin:?} but behind {}",
-            Told(prev)
+            Shown(prev)
         );
         links[bin.0 as usize].next = next;
         let back = core::mem::replace(&mut links[next as usize].prev, bin.0);
-        law!(H3, back == at, "{} is behind {} but linked to {}", Told(next), Told(at), Told(back));
+        law!(H3, back == at, "{} is behind {} but linked to {}", Shown(next), Shown(at), Shown(back));
         self.words[bin.word()] &= !(u64::from(next == bin.0) << bin.place_in_word());
     }
 
@@ -288,9 +288,9 @@ impl Bins {
         let links = self.links.as_mut_slice();
         let (prev, next) = (links[at as usize].prev, links[at as usize].next);
         let back = core::mem::replace(&mut links[next as usize].prev, prev);
-        law!(H3, back == at, "{} is behind {} but linked to {}", Told(next), Told(at), Told(back));
+        law!(H3, back == at, "{} is behind {} but linked to {}", Shown(next), Shown(at), Shown(back));
         let on = core::mem::replace(&mut links[prev as usize].next, next);
-        law!(H3, on == at, "{} is before {} but linked to {}", Told(prev), Told(at), Told(on));
+        law!(H3, on == at, "{} is before {} but linked to {}", Shown(prev), Shown(at), Shown(on));
         self.words[bin.word()] &= !(u64::from(prev == next) << bin.place_in_word());
     }
 
@@ -506,7 +506,7 @@ impl Bins {
         bin: Bin,
     ) -> (bool, impl core::fmt::Display + use<>) {
         let back = self.links[(FIRST + id) as usize].prev;
-        (back == before.map_or(bin.0, |id| FIRST + id), Told(back))
+        (back == before.map_or(bin.0, |id| FIRST + id), Shown(back))
     }
     #[cfg(test)]
     pub(super) fn forget_bit(&mut self, bin: Bin) {
@@ -518,10 +518,10 @@ impl Bins {
     }
 }
 
-/// A link's number, for the words of a law.
-struct Told(u32);
+/// A link's number, as the message of a law shows it.
+struct Shown(u32);
 
-impl core::fmt::Display for Told {
+impl core::fmt::Display for Shown {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0.saturating_sub(FIRST) {
             id @ 1.. => write!(f, "chunk {id}"),

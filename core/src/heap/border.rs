@@ -1,6 +1,6 @@
 //! How ranges arrive and leave: segments are added and removed, `extend` brings bytes in, `cut` takes them out.
 //!
-//! Growing, migrating, borrowing, trimming and returning use only these operations. A range that leaves becomes
+//! Growing, migrating, trimming and returning use only these operations. A range that leaves becomes
 //! Absent here; the heap that receives it extends with it there. This module does not know who that is, whether the order of
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 

@@ -49,8 +49,8 @@ enum Op {
         handle: u32,
         tag: u32,
     },
-    /// The other pool borrows what `find` finds, and `more` beyond the request.
-    Lend {
+    /// What `find` finds, and `more` beyond the request, migrates to the other pool.
+    Migrate {
         from: usize,
         ask: Ask,
         more: u32,
@@ -152,11 +152,12 @@ impl ReferenceStateMachine for Naive {
         );
         let take = (pool.clone(), ask(), prop::bool::weighted(0.1), 0_u64..512)
             .prop_map(|(pool, ask, across, short)| Op::Take { pool, ask, across, short });
-        let lend = (pool, ask(), 0_u32..20, 1_usize..40, any::<bool>(), stamp())
-            .prop_map(|(from, ask, more, steps, odd, stamp)| Op::Lend { from, ask, more, steps, odd, stamp });
+        let migrate = (pool, ask(), 0_u32..20, 1_usize..40, any::<bool>(), stamp()).prop_map(
+            |(from, ask, more, steps, odd, stamp)| Op::Migrate { from, ask, more, steps, odd, stamp },
+        );
         let trim = (0..SPECS.len()).prop_map(|segment| Op::Trim { segment });
         let mut all: Vec<(u32, BoxedStrategy<Op>)> =
-            vec![(2, grow.boxed()), (8, take.boxed()), (1, lend.boxed()), (1, trim.boxed())];
+            vec![(2, grow.boxed()), (8, take.boxed()), (1, migrate.boxed()), (1, trim.boxed())];
         let allocated = state.handles_of(false);
         if !allocated.is_empty() {
             let one = select(allocated);
@@ -208,7 +209,7 @@ impl ReferenceStateMachine for Naive {
                 let ranges = state.pools[from].free_ranges(segment);
                 ranges.iter().any(|r| r.offset <= offset && offset + len <= r.offset + r.len)
             }
-            Op::Take { .. } | Op::Lend { .. } | Op::Trim { .. } => true,
+            Op::Take { .. } | Op::Migrate { .. } | Op::Trim { .. } => true,
         }
     }
 
@@ -227,7 +228,7 @@ impl ReferenceStateMachine for Naive {
             Op::Give { pool, handle, stamp } => state.pools[pool].give(handle, stamp),
             Op::Hold { pool, handle, stamp } => state.pools[pool].hold(handle, stamp),
             Op::Tag { pool, handle, tag } => state.pools[pool].live.get_mut(&handle).unwrap().tag = tag,
-            Op::Lend { from, ask, more, steps, odd, stamp } => {
+            Op::Migrate { from, ask, more, steps, odd, stamp } => {
                 let spot = state.pools[from].seek(ask, ask.kind, steps, |s| !odd || s % 2 == 1);
                 if let Some(s) = spot {
                     let len = (ask.len + more).min(s.offset + s.len - s.at);
@@ -375,7 +376,7 @@ impl StateMachineTest for Real {
                 real.heaps[pool].hold(t.chunk(), t.generation(), Epoch(stamp));
             }
             Op::Tag { pool, handle, tag } => real.heaps[pool].set_tag(real.taken[&handle].chunk(), tag),
-            Op::Lend { from, ask, more, steps, odd, stamp } => {
+            Op::Migrate { from, ask, more, steps, odd, stamp } => {
                 let found = real.heaps[from].find(&want(ask), steps, |e| !odd || e.0 % 2 == 1);
                 let Expected::Found(expected) = state.expected else { unreachable!() };
                 assert_eq!(

@@ -172,7 +172,7 @@ impl Pool {
         self.join(segment, offset);
     }
 
-    /// Joins the range at `offset` with its neighbours, if they are both free or both away. A free neighbour takes it in,
+    /// Joins the range at `offset` with its neighbours, if they are both free or both absent. A free neighbour absorbs it,
     /// the one before rather than the one behind, and keeps its place in its bin, if that is still its bin.
     fn join(&mut self, segment: u32, offset: u32) {
         let now = self.now();
@@ -255,7 +255,7 @@ impl Pool {
         ranges.iter().filter(|r| matches!(r.what, What::Free { .. })).copied().collect()
     }
 
-    /// Forgets a segment that is all away.
+    /// Forgets a segment that is wholly absent.
     pub(crate) fn forget(&mut self, segment: u32) {
         if self.segments.get(&segment).is_some_and(|s| s.1.iter().all(|r| r.what == What::Absent)) {
             self.segments.remove(&segment);

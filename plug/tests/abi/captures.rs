@@ -1,4 +1,4 @@
-//! Somebody's capture beside the C interface: whatever is done on other streams, declared or not, it lives.
+//! A capture by other code beside the C interface: whatever is done on other streams, declared or not, it lives.
 
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone, bind, function, function_of_driver};
 use super::{program, stream, write};
@@ -121,7 +121,7 @@ fn a_stream_that_captures_while_a_free_asks_the_others_lives() {
     });
 }
 
-/// Has somebody capture on a stream for as long as each of the next records of this kind.
+/// Captures on a stream for as long as each of the next records of this kind.
 fn around(records: &CStr, s: &GpuStream) {
     let around = function_of_driver::<extern "C" fn(*const c_char, u64, u64)>("millpond_fake_capture_around");
     (1..=8).for_each(|nth| around(records.as_ptr(), nth, s.handle().addr() as u64));
@@ -251,7 +251,7 @@ fn a_capture_on_another_device_lives_beside_a_synchronise() {
     });
 }
 
-/// An allocator that is released beside somebody's capture and beside work that is not complete: neither is waited for, and what is
+/// An allocator that is released beside a capture by other code and beside work that is not complete: neither is waited for, and what is
 /// owed goes back later, to whichever call comes for it.
 #[test]
 fn a_release_waits_for_nothing_and_ends_no_capture() {
@@ -288,7 +288,7 @@ fn a_release_waits_for_nothing_and_ends_no_capture() {
     });
 }
 
-/// An end, and PyTorch's `empty_cache`, beside somebody's capture on a stream that nobody told us of, and on a declared one, with memory that no marker
+/// An end, and PyTorch's `empty_cache`, beside a capture by other code on a stream that the allocator does not know, and on a declared one, with memory that no marker
 /// tells the end of: all of it goes back, behind the work, and the capture lives.
 #[test]
 fn an_end_waits_beside_captures() {

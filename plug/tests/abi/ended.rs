@@ -88,7 +88,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
                 assert_eq!([door.one(end), Door(4000).trim()], [UNKNOWN_ALLOCATOR; 2]);
             }
             // What is known to be complete goes back by a trim: device memory whose last stream was named, but not pinned memory
-            // that was freed by nobody knows whom.
+            // that was freed with unknown users.
             let door = freed_after(&cuda, &s, fake, end, "");
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };
@@ -99,7 +99,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
     });
 }
 
-/// Idle memory waits for nobody, and still no free gives it back: the driver's free might wait for other work.
+/// Idle memory waits for nothing, and still no free gives it back: the driver's free might wait for other work.
 #[test]
 fn a_free_of_idle_memory_after_the_end_does_not_wait() {
     alone("ended::a_free_of_idle_memory_after_the_end_does_not_wait", |fake| {

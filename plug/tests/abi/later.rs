@@ -238,7 +238,7 @@ fn a_refused_free_knows_all_who_use_it_still() {
     });
 }
 
-/// A free that was put off has freed, to whoever asks.
+/// A free that was put off has freed, for every later call.
 #[test]
 fn what_is_freed_later_is_nobodys() {
     type Base = extern "C" fn(*mut c_void, *mut usize) -> *mut c_void;

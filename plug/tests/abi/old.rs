@@ -1,5 +1,5 @@
 //! Drivers that lack a function. Without stream ids, as before CUDA 12, a stream is known by its handle, and only if it was declared permanent.
-//! Without an event of the whole context, as before CUDA 12.5, what was freed by nobody knows whom is known to be over by a wait alone.
+//! Without an event of the whole context, as before CUDA 12.5, what was freed with unknown users is known to be over by a wait alone.
 
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone_on, bind, function, function_of_driver, last};
 use super::{program, read, stream, write};

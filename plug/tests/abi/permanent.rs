@@ -58,7 +58,7 @@ fn a_stream_that_was_to_last_and_did_not_takes_no_others_memory() {
     });
 }
 
-/// The same where nobody captures, and a marker of all the context is what shows that unknown users are done: a stream that is gone
+/// The same where nothing captures, and a marker of all the context is what shows that unknown users are done: a stream that is gone
 /// is asked in vain, and does not keep it from being made.
 #[test]
 fn a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers() {
@@ -130,7 +130,7 @@ fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
     });
 }
 
-/// At the limit somebody's capture is in the way: out of memory, which callers look for, in words that name the capture.
+/// At the limit a capture by other code is in the way: out of memory, which callers look for, in words that name the capture.
 #[test]
 fn a_capture_in_the_way_is_out_of_memory_with_its_name() {
     alone("permanent::a_capture_in_the_way_is_out_of_memory_with_its_name", |fake| {

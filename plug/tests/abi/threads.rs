@@ -1,5 +1,5 @@
-//! Threads that come and go, each on its own default stream: nobody says that one ends, and what it freed serves others all
-//! the same.
+//! Threads that come and go, each on its own default stream: no call announces that one ends, and what it freed serves others
+//! nevertheless.
 
 use super::{
     Door, Fake, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver, last, program,
@@ -233,7 +233,7 @@ fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
     let request = || assert_eq!(door.free(alloc(door, 4096)), OK);
     let (first, next) = (calls(&request), calls(&request));
     let (pools, taken) = (pools(door), door.stat("reserved"));
-    // Nobody waits for a device on which somebody captures.
+    // Nobody waits for a device on which other code captures.
     let end =
         calls(&|| assert_eq!(door.one(if captures { "millpond_release" } else { "millpond_destroy" }), OK));
     assert_eq!(

@@ -281,7 +281,7 @@ impl World {
         let before = self.held_back(x, fault);
         let Block { name, at, door, ref uses, .. } = self.blocks[x];
         let Door { number, device, .. } = self.doors[door];
-        // Where nobody captures, what has no user that must be named is marked at once.
+        // Where nothing captures, what has no user that must be named is marked at once.
         let expects = self.doors.iter().any(|d| d.expects && d.device == device);
         let before = before.filter(|_| !expects && uses.are_all_in(&[]));
         let words = format!("millpond_free_unknown(a{number}, p{name})");

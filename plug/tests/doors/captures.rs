@@ -14,7 +14,7 @@ use millpond_plug::status::MillpondStatus as Status;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// The modes: global, of the thread, relaxed. The last is anybody's to end.
+/// The modes: global, of the thread, relaxed. Any code may end the last.
 const RELAXED: u32 = 2;
 /// A driver that does not do these cannot be asked who captures, nor told to spare captures: then they may end.
 const SPARING: [&CStr; 2] = [c"cuThreadExchangeStreamCaptureMode", c"cuStreamIsCapturing"];
@@ -79,7 +79,7 @@ impl World {
         let seen = self.captures.iter().any(|c| c.device == device && declared.iter().any(|w| c.has(*w)));
         let some = self.captures.iter().any(|c| c.device == device);
         for capture in &mut self.captures {
-            // A question that fails tells nothing.
+            // A check that fails shows nothing.
             capture.may_be_lost |= capture.device == device && (!seen || fault > 0);
         }
         if some { Status::Capturing } else { Status::Ok }
@@ -123,7 +123,7 @@ impl World {
         }
         let device = usize::from(b >= 224);
         driver::bind(self.contexts[device]);
-        // The legacy stream cannot. Where nobody captures but on declared streams, it is one of those.
+        // The legacy stream cannot. Where nothing captures but on declared streams, it is one of those.
         let origin = if self.quiet {
             let slot = if device == 1 { 3 } else { usize::from(a) % 3 };
             let declared = self.streams[slot].filter(|m| m.declared && self.mail.is_none());
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// Behind the last capture: each allocator of the device is told that it is quiet, and then holds nothing back.
+    /// After the last capture: each allocator of the device is synchronised, and then holds nothing back.
     fn nothing_is_held_back(&mut self, device: usize) {
         if self.mail.is_some() || !self.captures.is_empty() || driver::is_broken() {
             return;
@@ -302,7 +302,7 @@ impl World {
         let door = self.slots[slot];
         let (device, open) = (self.doors[door].device, self.doors[door].open);
         let on = if device == 1 { 3 } else { usize::from(b) % 3 };
-        // Where nobody captures but on declared streams, they do not while others call.
+        // Where nothing captures but on declared streams, they do not while others call.
         let there =
             self.streams[on].filter(|m| m.permanent && !m.blocking && !self.quiet && !driver::is_broken());
         let Some(made) = there else { return };
@@ -341,7 +341,7 @@ impl World {
         self.nobody_joined();
     }
 
-    /// Somebody captures there for as long as a record of the next call, too: no question sees that one. A context-wide record would
+    /// Other code captures there for as long as a record of the next call, too: no question sees that one. A context-wide record would
     /// destroy it, which the stand-in tells.
     fn capture_around_records(&mut self, on: Named, c: u8) {
         let call = if c < 128 { c"cuCtxRecordEvent" } else { c"cuEventRecord" };

@@ -146,7 +146,7 @@ pub(crate) fn words(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and whoever answered it keeps it until its next answer.
+    // SAFETY: not null, and the call that returned it keeps it until its next result.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 

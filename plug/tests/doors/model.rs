@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-/// A stream, told apart from others that have had its handle.
+/// A stream, distinct from others that have had its handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Who {
     Made(u32),
@@ -47,7 +47,7 @@ pub(crate) struct Made {
     pub(crate) permanent: bool,
     /// It uses another device's memory, until that is freed: so it lasts, as PyTorch's do.
     pub(crate) kept: bool,
-    /// An allocator was told so: then anybody asks it whether it captures.
+    /// It was declared to an allocator: then any call may check whether it captures.
     pub(crate) declared: bool,
     /// The legacy default stream waits for it.
     pub(crate) blocking: bool,
@@ -66,7 +66,7 @@ pub(crate) struct Door {
     pub(crate) life: Arc<AtomicU8>,
     pub(crate) torch: bool,
     pub(crate) scrubs: bool,
-    /// It said that somebody may capture, which holds for all of its device.
+    /// It said that other code may capture, which holds for all of its device.
     pub(crate) expects: bool,
     pub(crate) limit: Option<u64>,
     /// Handles of made streams that were named to it.
@@ -113,11 +113,11 @@ impl Uses {
             self.undeclared.push(who);
         }
     }
-    /// Whether nobody has used it, the program at its birth included.
+    /// Whether no stream has used it, the program at its birth included.
     pub(crate) fn is_fresh(&self) -> bool {
         self.writer.is_none() && self.readers.is_empty()
     }
-    /// Whether no use of it but its own stream's was told or is to be told.
+    /// Whether no use but its own stream's was declared or has to be.
     pub(crate) fn are_none(&self) -> bool {
         self.undeclared.is_empty() && self.declared.is_empty()
     }
@@ -146,7 +146,7 @@ pub(crate) struct Block {
     pub(crate) value: Option<u8>,
     /// `millpond_free_after` of it failed: the uses of some streams may be recorded.
     pub(crate) refused: bool,
-    /// Streams of another device that `PyTorch` was told of.
+    /// Streams of another device that were declared to `PyTorch`'s functions.
     pub(crate) elsewhere: Vec<Who>,
     /// It was told of one that could not be asked whose it is, because it captured or a call failed: it may be another device's.
     pub(crate) unsure: bool,

@@ -34,7 +34,7 @@ impl World {
         assert!(self.pinned.iter().all(apart), "h{name}, {at:#x} + {bytes}, lies in {:?}", self.pinned);
         let value = self.fresh_value();
         say!(self, "memset(h{name}, {value}, {bytes});");
-        // SAFETY: pinned memory of so many bytes that nobody uses any more, as the interface promises.
+        // SAFETY: pinned memory of so many bytes that nothing uses any more, as the interface promises.
         unsafe { (at as *mut u8).write_bytes(value, bytes) };
         self.pinned.push(Pinned { name, at, bytes, door, value, uses: Uses::default() });
     }

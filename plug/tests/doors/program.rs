@@ -80,7 +80,7 @@ pub(crate) struct Program {
     pub(crate) rounds: u64,
     /// Beside the others' calls at once it also destroys and makes allocators, declares streams and ends threads.
     pub(crate) rough: bool,
-    /// Nobody captures but on streams that were declared, and its allocators are told so.
+    /// Nothing captures but on streams that were declared, and its allocators are told so.
     pub(crate) quiet: bool,
     /// It begins behind many allocators that have ended: each one that it makes lets such a one go.
     pub(crate) crowded: bool,
@@ -292,7 +292,7 @@ impl Kind {
         })
     }
 
-    /// An allocator that has ended owes something while somebody captures, and another one is trimmed.
+    /// An allocator that has ended owes something while other code captures, and another one is trimmed.
     fn owing(self) -> impl Strategy<Value = Vec<Step>> {
         (0..self.threads, 0..2_u8, any::<[u8; 3]>(), 1..7_u8).prop_map(
             |(thread, slot, [on, mode, c], end)| {

@@ -118,9 +118,9 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
         first = first.crowded();
     }
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
-        // Where one of these fails, others' captures may end, and no thread can tell in time.
+        // Where one of these fails, others' captures may end, and no thread can know in time.
         World::spare_captures();
-        // No capture on a blocking stream survives it, and no thread can tell what others do there.
+        // No capture on a blocking stream survives it, and no thread can know what others do there.
         first.has_legacy = program.schedule.is_multiple_of(2);
     }
     // Of three programs one has a blocking stream there.
@@ -157,7 +157,7 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     first.may_be_left()
 }
 
-/// One thread's steps, on as many threads, one after another, as its program ends. Nobody else has their numbers.
+/// One thread's steps, on as many threads, one after another, as its program ends. No other thread has their numbers.
 fn lives(mut world: World, steps: &[Step], first: u32, (apart, ends): (u32, bool)) -> World {
     let lives: Vec<&[Step]> = steps.split_inclusive(|step| ends && step.verb == Verb::ThreadEnds).collect();
     let count = lives.len();

@@ -114,14 +114,14 @@ pub(crate) struct World {
     /// A driver call failed: what a failed call recorded may stay recorded.
     struck: bool,
     show: bool,
-    /// Nobody captures but on declared streams, and allocators are told so.
+    /// Nothing captures but on declared streams, and allocators are promised so.
     quiet: bool,
     /// Where threads that run at once leave blocks for each other; then this is one thread's world, or the first.
     mail: Option<Arc<Mail>>,
     /// Steps may name the legacy default stream.
     pub(crate) has_legacy: bool,
     first: bool,
-    /// For the soak, whose other programs count the calls that failed with nobody to tell.
+    /// For the soak, whose other programs count the calls that failed and could not return it.
     steady: bool,
     /// How often a steady program came to where a stream may end.
     next: u64,

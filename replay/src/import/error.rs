@@ -127,12 +127,12 @@ pub enum Reason {
     Event(String),
     /// The file has no trace of this device.
     NoDevice {
-        /// The device asked for.
+        /// The device that was chosen.
         device: usize,
         /// Those it has traces of.
         devices: Vec<usize>,
     },
-    /// Several devices have allocations, and none was asked for.
+    /// Several devices have allocations, and none was chosen.
     SeveralDevices {
         /// Each with its number of allocations and frees.
         devices: Vec<(usize, usize)>,

@@ -37,9 +37,9 @@ pub struct Options {
 /// What was in a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Trace {
-    /// Somebody's log of allocations and frees.
+    /// A log of allocations and frees, by some recorder.
     Log(Log),
-    /// A program of ours, in the text or the binary form; it is well-formed.
+    /// A program of the trace language, in the text or the binary form; it is well-formed.
     Program(Program),
 }
 
@@ -102,7 +102,7 @@ fn decoded(
         ImportError { name: name.to_owned(), place: Place::Whole, reason }
     };
     let mut first = beginning(&mut input).map_err(unreadable)?;
-    // Blanks say nothing of what follows; nobody writes pages of them.
+    // Blanks do not show what follows; no real file begins with pages of them.
     while first.len() < BLANKS_MOST && of_text(&first).trim_ascii_start().len() < SNIFFED {
         let more = beginning(&mut input).map_err(unreadable)?;
         if more.is_empty() {
@@ -161,11 +161,35 @@ fn program(name: &str, bytes: &[u8]) -> Result<Program, ImportError> {
     Ok(program)
 }
 
+/// What a file has of one device.
+struct Recorded {
+    device: usize,
+    calls: usize,
+    /// Whether any of the calls allocates.
+    allocates: bool,
+}
+
+/// The device to import: the one that `options` name, or the only one with allocations.
+fn choose(recorded: &[Recorded], device: Option<usize>) -> Result<usize, Reason> {
+    if let Some(device) = device {
+        let is_there = recorded.iter().any(|of| of.device == device);
+        let devices = || recorded.iter().map(|of| of.device).collect();
+        return if is_there { Ok(device) } else { Err(Reason::NoDevice { device, devices: devices() }) };
+    }
+    let devices: Vec<(usize, usize)> =
+        recorded.iter().filter(|of| of.allocates).map(|of| (of.device, of.calls)).collect();
+    match devices[..] {
+        [] => Err(Reason::NoAllocations),
+        [(device, _)] => Ok(device),
+        _ => Err(Reason::SeveralDevices { devices }),
+    }
+}
+
 /// Small numbers for a recorder's own values, in the order of their first appearance.
 struct Numbers {
     of: HashMap<u64, u16>,
     values: Vec<u64>,
-    /// The last one asked for: calls come in runs.
+    /// The last value and its number: calls come in runs.
     last: (u64, u16),
     what: &'static str,
 }

@@ -1,11 +1,11 @@
-//! What a recorder of ours wrote: a JSON object a line for each event ([`millpond_trace::json_line`]). `CuPy`'s printing memory hook is read,
-//! too: its lines have the same fields, and neither `stream` nor `number`.
+//! What this library's recorder wrote: a JSON object a line for each event ([`millpond_trace::json_line`]). Lines of `CuPy`'s printing memory hook are
+//! read too: they have the same fields, and neither `stream` nor `number`.
 //!
-//! `malloc` allocates and `free` frees. What the pools did about that (`alloc`, `wait`, `trim` and so on) is passed over: a replay finds its
-//! own. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
+//! `malloc` allocates and `free` frees. What the pools did to serve them (`alloc`, `wait`, `trim` and so on) is skipped: a replay decides that
+//! itself. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
 
 use super::rmm::{Block, Lines};
-use super::{ImportError, Names, Place, Reason};
+use super::{ImportError, Names, Place, Reason, Recorded, choose};
 use hashbrown::HashMap;
 use millpond_trace::{BlockNo, Call, Log};
 use serde::Deserialize;
@@ -22,7 +22,7 @@ struct Line {
     device_id: usize,
     /// Bytes requested.
     size: Option<u64>,
-    /// Names the allocation: a text of ours, a number of Python's.
+    /// Names the allocation: a text from this library, a number from Python.
     pmem_id: Option<serde_json::Value>,
     #[serde(default)]
     stream: Option<u64>,
@@ -85,13 +85,7 @@ pub(super) fn read(
         let (at, line) = match lines.next() {
             Ok(Some(next)) => next,
             Ok(None) => break,
-            Err((_, reason @ (Reason::Read(_) | Reason::Compressed(_)))) => {
-                return Err(error(Place::Whole, reason));
-            }
-            Err((column, reason)) => {
-                let place = Place::Line { line: lines.line(), column: column as u64 + 1 };
-                return Err(error(place, reason));
-            }
+            Err((column, reason)) => return Err(error(lines.place(column, &reason), reason)),
         };
         if line.is_empty() {
             continue;
@@ -107,21 +101,14 @@ pub(super) fn read(
         let of = recordings.entry(event.device_id).or_insert_with(|| Recording::new(name));
         of.line(&event, at).map_err(|reason| error(Place::Line { line: at, column: 1 }, reason))?;
     }
-    let mut chosen = choose(recordings, device).map_err(|reason| error(Place::Whole, reason))?;
+    let of_each = |(&device, r): (&usize, &Recording)| Recorded {
+        device,
+        calls: r.log.calls.len(),
+        allocates: r.next > 0,
+    };
+    let recorded: Vec<Recorded> = recordings.iter().map(of_each).collect();
+    let device = choose(&recorded, device).map_err(|reason| error(Place::Whole, reason))?;
+    let mut chosen = recordings.remove(&device).expect("a device that was recorded");
     chosen.names.finish(&mut chosen.log);
     Ok(chosen.log)
-}
-
-/// The recording of a device; of the only one with allocations, if none is named.
-fn choose(mut recordings: BTreeMap<usize, Recording>, device: Option<usize>) -> Result<Recording, Reason> {
-    if let Some(device) = device {
-        let of = recordings.remove(&device);
-        return of.ok_or_else(|| Reason::NoDevice { device, devices: recordings.into_keys().collect() });
-    }
-    recordings.retain(|_, r| r.next > 0);
-    if recordings.len() > 1 {
-        let devices = recordings.iter().map(|(device, r)| (*device, r.log.calls.len())).collect();
-        return Err(Reason::SeveralDevices { devices });
-    }
-    recordings.pop_first().map(|(_, r)| r).ok_or(Reason::NoAllocations)
 }

@@ -44,10 +44,7 @@ pub(super) fn read(name: &str, input: impl BufRead, packed: bool) -> Result<Log,
             Ok(log)
         }
         Err((column, reason)) => {
-            let place = match &reason {
-                Reason::Read(_) | Reason::Empty => Place::Whole,
-                _ => Place::Line { line: reader.lines.line, column: column as u64 + 1 },
-            };
+            let place = reader.lines.place(column, &reason);
             Err(ImportError { name: name.to_owned(), place, reason })
         }
     }
@@ -68,9 +65,12 @@ impl<R: BufRead> Lines<R> {
         Lines { input, line: 0, buffer: Vec::new(), packed }
     }
 
-    /// The number of the last line that was read, or of the one that could not be.
-    pub(super) fn line(&self) -> u64 {
-        self.line
+    /// Where an error is that was found at this byte of the last line, or instead of it: a file that cannot be read has none.
+    pub(super) fn place(&self, byte: usize, reason: &Reason) -> Place {
+        match reason {
+            Reason::Read(_) | Reason::Compressed(_) | Reason::Empty => Place::Whole,
+            _ => Place::Line { line: self.line, column: byte as u64 + 1 },
+        }
     }
 
     /// The next line and its number, without its end, or `None` after the last.

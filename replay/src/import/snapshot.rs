@@ -6,7 +6,7 @@
 //! comes after the block's cross-stream uses, counts only where no request was seen. Segments and all else are passed over.
 //! The trace is a window: a free of an address that was allocated before it is skipped and counted, not an error.
 
-use super::{ImportError, Names, Place, Reason};
+use super::{ImportError, Names, Place, Reason, Recorded, choose};
 use hashbrown::{HashMap, HashSet};
 use millpond_trace::{BlockNo, Call, Log};
 use serde::Deserialize;
@@ -54,13 +54,14 @@ pub(super) fn read(
             let words = e.to_string();
             error(Place::Whole, if packed { Reason::Compressed(words) } else { Reason::Read(words) })
         } else {
-            // The place is told once, by us.
+            // The message names the place once.
             let words = e.to_string();
             let words = words.split(" at line ").next().unwrap_or_default();
             error(place, Reason::Json(words.to_owned()))
         }
     })?;
-    let device = choose(&traces, device).map_err(|reason| error(Place::Whole, reason))?;
+    let recorded: Vec<Recorded> = traces.iter().enumerate().map(of_each).collect();
+    let device = choose(&recorded, device).map_err(|reason| error(Place::Whole, reason))?;
     log_of(name, &traces[device]).map_err(|(entry, reason)| error(Place::Entry { device, entry }, reason))
 }
 
@@ -74,28 +75,10 @@ fn parse(input: &mut impl BufRead) -> Result<Vec<Vec<Entry>>, serde_json::Error>
     }
 }
 
-fn choose(traces: &[Vec<Entry>], device: Option<usize>) -> Result<usize, Reason> {
-    if let Some(device) = device {
-        return if device < traces.len() {
-            Ok(device)
-        } else {
-            Err(Reason::NoDevice { device, devices: (0..traces.len()).collect() })
-        };
-    }
-    let calls = |t: &Vec<Entry>| {
-        t.iter().filter(|e| matches!(e.action, Action::Alloc | Action::FreeRequested)).count()
-    };
-    let allocates = |t: &Vec<Entry>| t.iter().any(|e| e.action == Action::Alloc);
-    let mut devices: Vec<(usize, usize)> =
-        traces.iter().enumerate().filter(|(_, t)| allocates(t)).map(|(d, t)| (d, calls(t))).collect();
-    match (devices.pop(), devices.is_empty()) {
-        (None, _) => Err(Reason::NoAllocations),
-        (Some((device, _)), true) => Ok(device),
-        (Some(last), false) => {
-            devices.push(last);
-            Err(Reason::SeveralDevices { devices })
-        }
-    }
+fn of_each((device, trace): (usize, &Vec<Entry>)) -> Recorded {
+    let is_call = |e: &&Entry| matches!(e.action, Action::Alloc | Action::FreeRequested);
+    let allocates = trace.iter().any(|e| e.action == Action::Alloc);
+    Recorded { device, calls: trace.iter().filter(is_call).count(), allocates }
 }
 
 struct Block {

@@ -327,6 +327,7 @@ fn gzip_is_seen_by_its_first_bytes_and_a_cut_is_an_error() {
     for cut in [2, 5, 12, packed.len() / 2, packed.len() - 9, packed.len() - 1] {
         let e = refused(&packed[..cut]);
         assert!(matches!(e.reason, Reason::Compressed(_)), "cut at {cut}: {e}");
+        assert_eq!(e.place, Place::Whole, "cut at {cut}: {e}");
     }
     let mut damaged = packed.clone();
     let middle = damaged.len() / 2;

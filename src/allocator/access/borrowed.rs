@@ -1,44 +1,41 @@
-//! Operations that somebody queues for as long as a borrow of an array lasts, and says nothing at its end.
+//! Operations that other code queues while it borrows an array, without notice of their end.
 //!
-//! The simple version is `record_use`: open until the free. One thing is known better: all that was queued under a borrow
-//! was queued before the array can be borrowed alone and whole again. So an access to the whole, ordered behind what the
-//! stream holds by then, ends the use. One that is refused gives it a number.
+//! The simple version is `record_use`: open until the free. One thing more is known: everything queued under a borrow
+//! was queued before all of the array can be borrowed exclusively again. So an access to all of it, ordered behind everything that the
+//! stream holds by then, ends the use. If that access is refused, the use gets a number.
 //!
-//! A stream that nobody here holds may be gone before its work has to be waited for. Its uses are the whole context's.
+//! A stream of which this library holds no reference may be gone before its work has to be waited for. Its uses count as uses by the whole context.
 //!
 //! This file does not know what is queued, or by which library.
 
 use super::super::registry::entered::Entered;
 use super::super::registry::uses::release_uses;
-use super::super::registry::{CONTEXT, Registry, StreamTimeline};
+use super::super::registry::{CONTEXT, NO_TIMELINE, Registry, StreamTimeline};
 use super::{Holder, Intent, Touch, Via, all_conflicts, end_what_is_over, order_timeline_behind};
 use crate::driver::{Driver, DriverResult, QueuedBy};
 use crate::error::Error;
 use crate::laws;
-use crate::order::{Access, Completed, Pending, PendingSet, Streams, TimelineId, Uses};
+use crate::order::{Access, Completed, Pending, PendingSet, Streams, Uses};
 use crate::sync::Ordering;
 use core::time::Duration;
 
-/// What is borrowed on more streams at once is borrowed by anybody: an array that is only ever read would keep a use, a timeline and a
-/// stream for each stream that came and went.
+/// An array borrowed on more streams than this at once counts as borrowed by the whole context: otherwise an array that is only ever read would
+/// keep a use, a timeline and a stream for each stream that existed for a while.
 const MANY: usize = 64;
 
-/// Nobody's timeline: none is ever numbered so.
-const NOBODY: TimelineId = TimelineId(u32::MAX);
-
-/// A stream that a library names.
+/// A stream that another library names.
 pub(crate) enum Named<'a, D: Driver> {
-    /// Held here: it can be marked at any time.
+    /// This library holds a reference: it can be marked at any time.
     Held(Entered<'a, D>),
-    /// Nobody here holds it: alive for the length of the call.
+    /// This library holds no reference: the stream is alive for the length of the call.
     Unknown(&'a D::Stream),
 }
 
-/// Orders a stream that does not capture behind what this touch has to come after, and lets its caller queue operations
-/// there for as long as it borrows what is touched. The host does not wait.
+/// Orders a stream that does not capture behind everything that this touch conflicts with, and lets the caller queue operations
+/// there while it borrows the array. The host does not wait.
 ///
 /// # Errors
-/// A wait that could not be inserted: nothing is borrowed then.
+/// A wait that could not be inserted: then nothing is borrowed.
 pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> Result<(), Error> {
     let (of, access) = (touch.of, touch.intent.access());
     let Some(holder) = of.holder() else { return Ok(()) };
@@ -46,7 +43,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
     let entered = match stream {
         Named::Held(entered) => entered,
         Named::Unknown(native) => {
-            let pending = all_conflicts(&via, NOBODY, &[touch])?;
+            let pending = all_conflicts(&via, NO_TIMELINE, &[touch])?;
             if let Err(e) = order_unknown(via.registry, via.driver, native, &pending) {
                 end_what_is_over(&[touch]);
                 return Err(e.into());
@@ -57,8 +54,8 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
     };
     let timeline = entered.timeline();
     order_timeline_behind(&via, timeline, &[touch], QueuedBy::Library)?;
-    // All that was queued before this borrow of the whole is behind us on this stream now, and whoever comes after this
-    // stream comes after all of it.
+    // Everything queued before this exclusive borrow of the whole array is ordered before this stream's later work now, and whatever is
+    // ordered behind this stream is ordered behind all of it.
     if laws::ends_borrows(touch.intent == Intent::WriteWhole) {
         of.forget_home_reads();
         of.forget_shared();
@@ -76,7 +73,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
     Ok(())
 }
 
-/// Lets nobody knows whom queue operations on any stream of the context, for as long as they borrow what is touched. Orders
+/// Lets unknown code queue operations on any stream of the context while it borrows the array. Orders
 /// nothing.
 pub(crate) fn borrow_by_anybody<D: Driver>(touch: Touch<'_, D>) {
     let of = touch.of;
@@ -85,7 +82,7 @@ pub(crate) fn borrow_by_anybody<D: Driver>(touch: Touch<'_, D>) {
     of.shared.store(true, Ordering::Release);
 }
 
-/// Orders later work on a stream that has no timeline after all of `pending`: nothing is known of it, nothing is learnt.
+/// Orders later work on a stream that has no timeline after all of `pending`: no wait can be skipped, and no clock records the waits.
 fn order_unknown<D: Driver>(
     registry: &Registry<D>,
     driver: &D,
@@ -112,7 +109,7 @@ fn order_unknown<D: Driver>(
 }
 
 impl<D: Driver> Holder<'_, D> {
-    /// Another stream may be given operations.
+    /// Records that operations may be queued on another stream.
     fn borrow_use(&self, on: &StreamTimeline<D>, access: Access) {
         if !laws::keeps_borrow() {
             return;
@@ -131,9 +128,10 @@ impl<D: Driver> Holder<'_, D> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// What is borrowed on more than [`MANY`] streams is borrowed by all: who has to be told that a use of theirs ended, once no lock is held.
+    /// Replaces the uses of an array borrowed on more than [`MANY`] streams by one use of the whole context. Returns the streams of the uses
+    /// that ended, which the caller notifies once it holds no lock.
     pub(crate) fn collapse(&self, driver: &D, uses: &mut Uses) -> Streams {
-        // Where somebody may capture, there are no markers for the work of all.
+        // Where other code may capture, no marker covers the work of the whole context.
         let max = if driver.expects_captures() { usize::MAX } else { MANY };
         let (ended, began) = uses.borrow_by_all(CONTEXT, max);
         self.context().open.fetch_add(began, Ordering::AcqRel);

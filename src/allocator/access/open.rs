@@ -1,5 +1,5 @@
-//! Operations that somebody else queues while a guard is held: their uses are open before they are queued, and sealed at
-//! the guard's end. To forget it leaves the use open until an access to the whole, or the free, which costs waits and never an order.
+//! Operations that other code queues while a guard is held: their uses are open before they are queued, and sealed when
+//! the guard ends. Forgetting a guard leaves the use open until an access to all of the array, or the free. That costs waits, never order.
 //!
 //! This file does not know what is queued, or by which library.
 
@@ -12,12 +12,12 @@ use crate::laws;
 use crate::order::{Access, Operation};
 use crate::sync::Ordering;
 
-/// One allocation's part in an operation that its holder queues on `stream` while this lives. Its stream is ordered behind
-/// what has to come before.
+/// One allocation's part in an operation that the holder of this guard queues on `stream`. The stream is ordered behind
+/// everything that the operation conflicts with.
 pub(crate) struct Opened<'a, D: Driver> {
     touch: Touch<'a, D>,
     stream: &'a Stream<D>,
-    /// The open use; none where the stream is the home stream, which counts.
+    /// The open use; `None` on the home stream, which counts instead.
     operation: Option<Operation>,
 }
 
@@ -53,20 +53,20 @@ impl<'a, D: Driver> Opened<'a, D> {
 }
 
 impl<D: Driver> Drop for Opened<'_, D> {
-    /// The operation was queued, or will not be.
+    /// The operation was queued, or never will be.
     fn drop(&mut self) {
         let (of, timeline, intent) = (self.touch.of, self.stream.timeline(), self.touch.intent);
         of.note_guard_ended(self.stream.driver(), self.stream.id(), intent.access());
         if laws::guard_ends_at_once() && !of.is_home(timeline) {
             return;
         }
-        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says as much. None is made while a
-        // panic passes through, when another one of the driver's would end the process.
+        // A marker right behind it keeps others from waiting for more; where none can be made, a stamp says the same. None is made while a
+        // panic unwinds: a second panic, in the driver, would abort the process.
         let marks = of.lives_on_several(timeline) && !std::thread::panicking();
         let marker = marks.then(|| self.stream.record().ok()).flatten();
         let epoch = marker.map_or_else(|| timeline.stamp(), |event| event.epoch());
         of.seal(self.stream, intent, epoch, self.operation.take());
-        // Numbered first, then closed. A write to the whole has set the counts back already.
+        // The number first, then the end of the use. A write to all of it has reset the counts already.
         if of.is_home(timeline) {
             match intent {
                 Intent::Read | Intent::ReadWhole => drop(of.home_reading.fetch_sub(1, Ordering::AcqRel)),
@@ -78,7 +78,7 @@ impl<D: Driver> Drop for Opened<'_, D> {
 }
 
 impl<D: Driver> Tracked<D> {
-    /// Somebody may queue an operation on the home stream, and has no number yet.
+    /// Counts an operation that other code may queue on the home stream, and that has no number yet.
     pub(super) fn count_at_home(&self, access: Access) {
         match access {
             Access::Read => self.home_reading.fetch_add(1, Ordering::AcqRel),
@@ -88,7 +88,7 @@ impl<D: Driver> Tracked<D> {
 }
 
 impl<D: Driver> Holder<'_, D> {
-    /// Another stream's operation is about to be queued.
+    /// Opens the use of an operation that is about to be queued on another stream.
     fn open_use(&self, on: &StreamTimeline<D>, access: Access) -> Operation {
         self.with_uses(|uses| {
             let (operation, new) = uses.open(on.id, access);

@@ -1,4 +1,4 @@
-//! The waits that order a stream behind several uses: what one wait teaches may make the next one unnecessary.
+//! The waits that order a stream behind several uses: one wait may make the next one unnecessary.
 //!
 //! This file does not know whose uses they are.
 
@@ -11,7 +11,7 @@ use crate::order::{Marker, Pending, PendingSet, is_ordered};
 use core::time::Duration;
 use smallvec::SmallVec;
 
-/// Of so many missing uses a marker's clock is asked whether it covers them, for the order of the waits.
+/// How many missing uses a marker's clock is compared with, to order the waits.
 const COMPARED: usize = 64;
 
 impl<D: Driver> Registry<D> {
@@ -46,8 +46,8 @@ impl<D: Driver> Registry<D> {
                 markers.push((p, marker));
             }
         }
-        // A marker that covers most of the others' uses first: its wait may teach what theirs would. The order decides how many
-        // waits there are, never whether one is missing, so that of many it looks at some.
+        // A marker that covers most of the other uses comes first: its wait may make their waits unnecessary. The order decides how many
+        // waits are made, never whether one is missing, so only some of many are compared.
         markers.sort_by_cached_key(|(_, marker)| {
             missing.iter().take(COMPARED).filter(|p| marker.copy.get(p.on) < p.epoch).count()
         });
@@ -67,7 +67,7 @@ impl<D: Driver> Registry<D> {
         Ok(())
     }
 
-    /// The marker to wait for. `None`: complete, because the host waited where the driver has no context-wide markers.
+    /// The marker to wait for. `None` if it is complete, because the host waited where the driver has no context-wide markers.
     pub(super) fn marker_or_wait(
         &self,
         driver: &D,

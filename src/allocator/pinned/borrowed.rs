@@ -1,16 +1,16 @@
-//! Copies that somebody else queues under a borrow of pinned bytes, and at whose end nobody tells.
+//! Copies that other code queues under a borrow of pinned bytes, without notice of their end.
 //!
-//! The simple version is a wait when the borrow ends. A library's own wait is nothing to rely on: cudarc's is skipped while
-//! its context has an error in store. So the bytes remember that they were borrowed, and the next access of the CPU's that
-//! could meet a copy has the host wait first:
+//! The simple version is a wait when the borrow ends. Another library's own wait cannot be relied on: cudarc skips it while
+//! its context has a stored error. So the bytes remember that they were borrowed, and the CPU's next access
+//! that could conflict with a copy makes the host wait first:
 //!
-//! 1. To look at the bytes, for copies that write them. Those were queued by somebody who had the bytes alone, so that none
-//!    is being queued while others look.
-//! 2. To have the bytes alone, for every copy: all were queued under borrows that are over.
-//! 3. What is queued under a shared borrow only reads the bytes. Who looks at them meanwhile neither waits for it nor takes
-//!    its mark away: it may not be queued yet.
+//! 1. For shared access, for copies that write the bytes. They were queued by code that had exclusive access, so none
+//!    is being queued during shared access.
+//! 2. For exclusive access, for every copy: all were queued under borrows that have ended.
+//! 3. Copies queued under a shared borrow only read the bytes. Another shared access neither waits for them nor clears
+//!    their flag: they may not be queued yet.
 //!
-//! Dropped, the bytes wait for nobody: the pool keeps them until the streams are done (O4), as for `record_use`.
+//! A drop of the bytes waits for nothing: the pool keeps them until the streams are done (O4), as for `record_use`.
 //!
 //! This file does not know what is queued, or by which library.
 
@@ -29,38 +29,38 @@ use crate::sync::Ordering;
 use crate::sync::atomic::AtomicBool;
 use core::time::Duration;
 
-/// What may be under way without our waiting for it.
+/// Which copies may be under way that the library has not waited for.
 pub(super) struct Borrows {
-    /// Copies that write the bytes. Raised by who has them alone.
+    /// Copies that write the bytes. Set by code with exclusive access.
     to_write: AtomicBool,
-    /// Any copies, over or not: the pool has uses of them.
+    /// Any copies, complete or not: the pool has recorded uses of them.
     at_all: AtomicBool,
 }
 
 impl Borrows {
-    /// Nothing is.
+    /// None.
     pub(super) fn not() -> Borrows {
         Borrows { to_write: AtomicBool::new(false), at_all: AtomicBool::new(false) }
     }
 }
 
 impl<D: Driver> PinnedAllocation<D> {
-    /// The CPU is about to read the bytes: blocks the host behind borrowed copies that write them.
+    /// The CPU is about to read the bytes: blocks the host until borrowed copies that write them are complete.
     ///
     /// # Errors
     /// If neither their streams nor the device can be waited for, and the context is not lost.
     #[inline]
     pub(crate) fn wait_for_writes(&self) -> DriverResult<()> {
-        // Who sees the flag down again has to see the bytes behind the wait of whoever took it down.
+        // A thread that sees the flag cleared must also see the bytes as they are after the wait of the thread that cleared it.
         if self.borrowed.to_write.load(Ordering::Acquire) {
             self.wait_for_borrows(Access::Read)?;
-            // Nobody raises it meanwhile: that takes the bytes alone.
+            // No thread sets it meanwhile: that takes exclusive access.
             self.borrowed.to_write.store(false, Ordering::Release);
         }
         Ok(())
     }
 
-    /// The CPU is about to have the bytes alone: blocks the host behind all borrowed copies.
+    /// The CPU is about to get exclusive access: blocks the host until all borrowed copies are complete.
     ///
     /// # Errors
     /// As [`PinnedAllocation::wait_for_writes`].
@@ -88,8 +88,8 @@ impl<D: Driver> PinnedAllocation<D> {
         let Some(Home { core, id, .. }) = &self.home else { return Ok(()) };
         for pending in core.host.conflicts(&core.registry, *id, access) {
             if let Err(error) = self.wait_for(pending) {
-                // A device at rest has done it too, but to wait for that destroys the capture that is in the way, or that somebody may have
-                // begun. A lost context runs nothing any more.
+                // A device at rest has run the copy too, but a wait for the device would destroy the capture that is in the way, or one that other code may
+                // have begun. A lost context runs nothing any more.
                 let may_rest = laws::may_wait_instead(
                     error.kind == DriverErrorKind::Capturing,
                     core.driver.expects_captures(),
@@ -106,9 +106,9 @@ impl<D: Driver> PinnedAllocation<D> {
         Ok(())
     }
 
-    /// A look was refused. What is over by now has a number from here on: all copies where the bytes are had alone, those that write them
-    /// where they are only looked at. Else a use that nobody can mark would be open at each later look again, and no wait of the program's for
-    /// the device would ever be one for it.
+    /// An access was refused. Copies that were queued by now get a number: all copies if the access was exclusive, those that write the bytes
+    /// if it was shared. Otherwise a use that cannot be marked would still be open at each later attempt, and no wait of the program for
+    /// the device would ever cover it.
     fn refused(
         &self,
         pending: Pending,
@@ -160,13 +160,13 @@ impl<D: Driver> PinnedAllocation<D> {
 
 #[cfg(feature = "cuda")]
 impl<D: Driver> PinnedAllocation<D> {
-    /// The registry and the driver of its device; `None` for no bytes.
+    /// The registry and the driver of its device; `None` for zero bytes.
     pub(crate) fn device(&self) -> Option<(&Registry<D>, &D)> {
         self.home.as_ref().map(|h| (&*h.core.registry, &h.core.driver))
     }
 
-    /// Lets somebody queue copies from the bytes on a stream, for as long as they borrow them, or on any stream of the
-    /// context; and into them, if whoever asks has them alone. Orders nothing.
+    /// Lets other code queue copies from the bytes on a stream, while it borrows them, or on any stream of the
+    /// context; and into them, if it has exclusive access (`to_write`). Orders nothing.
     pub(crate) fn borrow(&self, on: Option<&Entered<'_, D>>, to_write: bool) {
         let Some(Home { core, id, .. }) = &self.home else { return };
         let timeline = on.map_or_else(|| core.registry.context(), Entered::timeline);

@@ -1,4 +1,4 @@
-//! An allocator's pinned memory: what is kept of it, under one lock, and what comes back when its uses are complete.
+//! An allocator's pinned memory: its state, under one lock, and how ranges return to the cache when their uses are complete.
 //!
 //! It does not know how a request is served, nor the allocator that it is part of: `host` does.
 
@@ -7,19 +7,16 @@ use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
 use crate::allocator::pool::state::{PoolState, Watch, next_pool_number};
 use crate::allocator::pool::store::Store;
-use crate::allocator::registry::{Registry, StreamTimeline};
+use crate::allocator::registry::{NO_TIMELINE, Registry, StreamTimeline};
 use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
-use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, TimelineId, Uses};
+use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, Uses};
 use crate::report::PoolReport;
 use crate::sync::{Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
 
-/// The CPU's timeline, which is none.
-const NOBODY: TimelineId = TimelineId(u32::MAX);
-
-/// The segments of each kind of pinned memory, by the two names that a heap has for those that it keeps apart.
+/// The segments of each kind of pinned memory, by the two kinds that a heap keeps apart.
 pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
     match kind {
         HostKind::Cached => Kind::Large,
@@ -27,7 +24,7 @@ pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
     }
 }
 
-/// What segments of this name are.
+/// Which pinned memory the segments of this kind are.
 pub(in super::super) const fn kind_of(segments: Kind) -> HostKind {
     match segments {
         Kind::Large => HostKind::Cached,
@@ -39,7 +36,7 @@ pub(in super::super) const fn kind_of(segments: Kind) -> HostKind {
 pub(crate) struct HostPool<D: Driver> {
     pub(in super::super) number: u32,
     state: Ranked<HostState<D>>,
-    /// Room claimed and not yet pinned, segments on their way back to the driver.
+    /// Claimed bytes that are not pinned yet, and segments on their way back to the driver.
     pub(in super::super) in_transit: InTransit,
 }
 
@@ -65,7 +62,7 @@ impl<D: Driver> HostPool<D> {
         self.state.lock()
     }
 
-    /// No owner is left: the last free gives back what is pinned.
+    /// No owner is left: the last free unpins everything.
     pub(crate) fn abandon(&self) {
         let watch = &mut self.lock().pool.watch;
         watch.set(Watch::LEAVING);
@@ -78,12 +75,12 @@ impl<D: Driver> HostPool<D> {
         host.pool.heap.live() == 0 && !host.backing.segments.is_empty()
     }
 
-    /// What is complete comes back.
+    /// Returns complete ranges to the cache.
     pub(crate) fn drain(&self, registry: &Registry<D>) {
         self.drain_in_flight(registry, &mut self.lock().pool);
     }
 
-    /// Unpins everything; nothing refers to any of it. What uses it is `over`, or else the driver waits for that in its call, or it is kept.
+    /// Unpins everything; no handle refers to any of it. Its uses are `over`; if not, either the driver's call waits for them, or the memory is kept.
     pub(crate) fn release_all(&self, driver: &D, over: bool) {
         let segments = self.lock().backing.take_all();
         assert_unlocked("pinned memory is given back");
@@ -108,7 +105,7 @@ impl<D: Driver> HostPool<D> {
         let state = self.lock();
         state.pool.heap.check();
         let (owned, taken) = (state.pool.heap.stats().owned, state.backing.reserved);
-        // What is claimed and not yet pinned, or on its way back, is counted as taken.
+        // Bytes that are claimed and not yet pinned, or on their way back, count as reserved.
         assert!(owned <= taken, "H5: {owned} pinned bytes held, {taken} taken");
     }
 
@@ -116,7 +113,7 @@ impl<D: Driver> HostPool<D> {
         AllocationId { pool: self.number, chunk: chunk.index(), generation }
     }
 
-    /// The pinned part of a report, if there is anything to say.
+    /// The pinned part of a report, if there is any.
     pub(crate) fn report(&self, registry: &Registry<D>, expects_captures: bool) -> Option<PoolReport> {
         let held_back = in_flight_held_back(self, registry, expects_captures);
         let largest_free = longest_free(self);
@@ -129,15 +126,15 @@ impl<D: Driver> HostPool<D> {
         (report.counters.allocations > 0).then_some(report)
     }
 
-    /// Adds to the uses of an allocation that is alive.
+    /// Adds to the uses of a live allocation.
     pub(crate) fn with_uses(&self, device: (&Registry<D>, &D), id: AllocationId, of: impl FnOnce(&mut Uses)) {
         self.lock().pool.with_uses(device, (ChunkId::from_index(id.chunk), id.generation), of);
     }
 
-    /// What an access of the CPU's has to be complete.
+    /// What must be complete before an access by the CPU.
     pub(crate) fn conflicts(&self, registry: &Registry<D>, id: AllocationId, access: Access) -> PendingSet {
         let which = (ChunkId::from_index(id.chunk), id.generation);
-        self.lock().pool.conflicts(registry, which, (NOBODY, access))
+        self.lock().pool.conflicts(registry, which, (NO_TIMELINE, access))
     }
 }
 
@@ -171,7 +168,7 @@ impl<D: Driver> Pieces for HostPool<D> {
 }
 
 impl<D: Driver> HostState<D> {
-    /// A segment of which nothing is in use enters.
+    /// A segment enters that nothing uses.
     pub(in super::super) fn enter(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
         self.pool.heap.add_segment(id, base, len, kind);
         self.pool.heap.extend(id, Granules::ZERO, len, Epoch::COMPLETE);

@@ -1,7 +1,7 @@
-//! A pool's figures: what it holds and did, its peaks, and who holds its memory.
+//! A pool's figures: what it holds and has done, its peaks, and which names hold its memory.
 //!
-//! Most are kept by the heap as it changes, others by misses; here they are only put together, under the pool's lock. The few that
-//! have to be looked for are looked for in pieces, with the lock let go in between: no hold of it is longer with more ranges.
+//! The heap keeps most of them as it changes, misses keep others; here they are only put together, under the pool's lock. The few that
+//! have to be computed are computed in pieces, with the lock released in between: no hold of it takes longer if there are more ranges.
 
 use super::super::Live;
 use super::super::oom_facts::ByName;
@@ -14,7 +14,7 @@ use crate::report::{Counters, DEFAULT, Histogram, PER_THREAD_DEFAULT, PoolReport
 use crate::sync::Arc;
 use crate::units::{AllocationId, Epoch, SegmentId, StreamId};
 
-/// What a stream is called that the program did not make: its number says little.
+/// The name of a stream that the program did not create: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
     match kind {
         StreamKind::LegacyDefault => Some(DEFAULT.to_owned()),
@@ -29,7 +29,7 @@ impl PoolState {
         Histogram { counts: self.sizes[..used].to_vec() }
     }
 
-    /// What the pool did. The heap keeps what every take and give counts.
+    /// What the pool has done. The heap counts every allocation and free.
     fn counters(&self) -> Counters {
         let heap = self.heap.stats();
         Counters {
@@ -43,7 +43,7 @@ impl PoolState {
         }
     }
 
-    /// What the pool did, and which sizes were asked of it.
+    /// What the pool has done, and the sizes of its requests.
     pub(crate) fn did(&self) -> (Counters, Histogram) {
         (self.counters(), self.sizes())
     }
@@ -57,12 +57,12 @@ impl PoolState {
         self.owned_peak = self.owned_peak.max(self.heap.stats().owned);
     }
 
-    /// The most that was ever live here: exact.
+    /// The peak of live bytes in this pool: exact.
     pub(crate) fn allocated_peak(&self) -> u64 {
         self.former_peak.max(self.heap.stats().allocated_peak)
     }
 
-    /// From here on the heap counts the peak of another stretch.
+    /// From here on the heap counts the peak of the next stretch.
     pub(crate) fn end_stretch(&mut self) {
         self.former_peak = self.allocated_peak();
         self.heap.reset_peak();
@@ -74,7 +74,7 @@ impl PoolState {
         self.owned_peak = self.heap.stats().owned;
     }
 
-    /// What is kept, for a report, beside what had to be looked for.
+    /// A report, from the figures that are kept and these two, which had to be computed.
     pub(crate) fn report(&self, largest_free: u64, held_back: u64) -> PoolReport {
         let stats = self.heap.stats();
         PoolReport {
@@ -83,7 +83,7 @@ impl PoolState {
             requested: stats.requested,
             cached: stats.free,
             in_flight: stats.in_flight,
-            // Beside other threads these two are of a moment before: never more than there is by now.
+            // While other threads work these two are from a moment before: they are reported as no more than there is now.
             held_back: held_back.min(stats.free + stats.in_flight),
             largest_free: largest_free.min(stats.free),
             allocated_peak: self.allocated_peak(),
@@ -107,7 +107,7 @@ impl PoolState {
         }));
     }
 
-    /// Adds what is alive, by name: a step for each name, not for each allocation.
+    /// Adds live allocations and bytes, by name: a step for each name, not for each allocation.
     pub(crate) fn add_holders(&self, all: &mut ByName) {
         let mut add = |name: Option<Arc<str>>, allocations: u64, bytes: u64| {
             let sum = all.entry(name).or_default();
@@ -134,14 +134,14 @@ impl<D: Driver> Pieces for Pool<D> {
 }
 
 impl<D: Driver> Pool<D> {
-    /// Freed bytes that can serve nobody but, perhaps, the pool's own stream.
+    /// Freed bytes that can serve only the pool's own stream, if any.
     pub(in super::super) fn held_back(&self) -> u64 {
         let mut free = 0;
         self.for_free_held_back(|_, bytes| free += bytes);
         free + in_flight_held_back(self, &self.core.registry, self.core.driver.expects_captures())
     }
 
-    /// Free ranges that nobody can tell the end of the last use of, by the segment that they lie in, in bytes.
+    /// Free ranges whose last use nothing can show to be complete, by the segment that they lie in, in bytes.
     pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(SegmentId, u64)) {
         let unmarked = self.timeline.is_named_only() || self.timeline.is_closed_without(Epoch(u64::MAX)).1;
         if !unmarked || !self.timeline.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures()) {
@@ -155,7 +155,7 @@ impl<D: Driver> Pool<D> {
         });
     }
 
-    /// The pool's part of a report. What is kept is read in one hold of the lock; what has to be looked for, in pieces before it.
+    /// The pool's part of a report. What is kept is read in one hold of the lock; what has to be computed, in pieces before it.
     pub(crate) fn report(&self) -> PoolReport {
         let (largest_free, held_back) = (longest_free(self), self.held_back());
         let oldest_in_flight = oldest_in_flight(self, &self.core.registry);

@@ -1,4 +1,4 @@
-//! What a report has to look for in a pool, in pieces: each in a hold of the pool's lock, which is let go in between.
+//! What a report has to compute from a pool's records, in pieces: each in one hold of the pool's lock, which is released in between.
 
 use crate::allocator::registry::Registry;
 use crate::driver::Driver;
@@ -7,21 +7,21 @@ use crate::laws::cost;
 use crate::order::{InFlight, Pending};
 use crate::units::Granules;
 
-/// So many records a report looks at in one hold of a pool's lock: some microseconds, whatever there is. What follows comes in the next
-/// hold, so that a hit waits for one piece and not for all. The figures are exact when nothing runs beside it, as all of a report is.
+/// How many records a report reads in one hold of a pool's lock: some microseconds, however many there are. The rest is read in later
+/// holds, so that a hit waits for one piece and not for all. The figures are exact when no other thread works meanwhile, as all of a report is.
 pub(in crate::allocator) const PIECE: usize = 128;
 
 pub(super) fn piece() -> usize {
     cost::piece(PIECE)
 }
 
-/// What a report goes through in pieces: a pool's records, each piece in a hold of the pool's lock.
+/// What a report reads in pieces: a pool's records, each piece in one hold of the pool's lock.
 pub(in crate::allocator) trait Pieces {
-    /// Looks at a piece.
+    /// Reads a piece.
     fn hold<R>(&self, look: impl FnOnce(&Heap, &InFlight) -> R) -> R;
 }
 
-/// Piece after piece, each from where the one before ended, until one says that there are no more.
+/// Piece after piece, each from where the one before ended, until one returns that there are no more.
 pub(super) fn in_pieces<P: Pieces, C: Copy>(
     of: &P,
     first: C,
@@ -47,7 +47,7 @@ pub(in crate::allocator) fn longest_free(of: &impl Pieces) -> u64 {
     longest.bytes()
 }
 
-/// Bytes of ranges in flight that wait for somebody whom nobody can mark here and now.
+/// Bytes of ranges in flight whose next use no call can mark now.
 pub(in crate::allocator) fn in_flight_held_back<D: Driver>(
     of: &impl Pieces,
     registry: &Registry<D>,
@@ -68,7 +68,7 @@ pub(in crate::allocator) fn in_flight_held_back<D: Driver>(
     owned
 }
 
-/// How many markers the oldest use that a range in flight waits on is behind.
+/// The oldest use that a range in flight waits for: how many markers its epoch is behind.
 pub(super) fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<D>) -> Option<u64> {
     let mut oldest = None;
     in_pieces(of, None, |_, in_flight, from| {

@@ -1,6 +1,6 @@
 //! What a pool keeps under its lock, and what is done with that alone. A pool of pinned memory keeps the same.
 //!
-//! It does not know the lock, other pools, the stream that the pool is of, nor what others are told when something changes here.
+//! It does not know the lock, other pools, the stream that the pool belongs to, nor which notifications follow a change here.
 
 use crate::allocator::registry::Registry;
 use crate::allocator::registry::uses::{bound, conflicts};
@@ -12,7 +12,7 @@ use crate::sync::{Arc, Ordering, plain};
 use crate::units::{Granules, SegmentId};
 use hashbrown::HashMap;
 
-/// Pools are numbered through the whole process, so that an `AllocationId` never means two things.
+/// Pools are numbered across the process, so that an `AllocationId` never means two things.
 static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
 
 /// A pool's number in this process.
@@ -25,9 +25,9 @@ pub(crate) fn next_pool_number() -> u32 {
     n
 }
 
-/// What another room keeps with something of the allocator's.
+/// What another module keeps with something of the allocator's.
 #[cfg(feature = "cuda")]
-pub(crate) type Guest = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync>>;
+pub(crate) type Extension = std::sync::OnceLock<Box<dyn core::any::Any + Send + Sync>>;
 
 /// References to a pool in its own state. Dropping it loses them: [`Pool::leave`](super::Pool::leave) is what ends them.
 #[derive(Default)]
@@ -37,27 +37,27 @@ pub(crate) struct Refcounts(pub(in super::super) u32);
 pub(crate) struct PoolState {
     pub(crate) heap: Heap,
     pub(crate) watch: Watch,
-    /// References for the handles to come.
+    /// References for future handles.
     pub(crate) refcounts: Refcounts,
-    /// What [`Pool::longest_hint`](super::Pool::longest_hint) says.
+    /// The bounds that [`Pool::longest_hint`](super::Pool::longest_hint) returns.
     pub(super) longest: [u32; 2],
-    /// At least the longest range in flight, in granules, for the index of all pools (F3 in `sources`).
+    /// An upper bound of the longest range in flight, in granules, for the index of all pools (F3 in `sources`).
     pub(in super::super) longest_in_flight: u32,
-    /// By kind: it may stand aside ([`sources`](super::super::sources)); and looks in vain, since something entered it, that did not show
-    /// all that was asked for.
+    /// By kind: whether it may stand aside ([`sources`](super::super::sources)); and the number of looks in vain, since something entered it, that did
+    /// not reach every long enough range.
     pub(super) aside: [bool; 2],
     pub(super) in_vain: [u32; 2],
     /// Sizes of all requests: how many had more than 2^(k-1) and at most 2^k granules.
     pub(in super::super) sizes: [u64; 33],
-    /// What only a miss or a free with cross-stream uses counts; [`PoolState::counters`] has all.
+    /// What only misses and frees with cross-stream uses count; [`PoolState::counters`] has all counters.
     pub(crate) counters: Counters,
     /// Allocations served by misses.
     pub(super) missed: u64,
     pub(super) owned_peak: u64,
-    /// The most that was live before this stretch (`peaks`).
+    /// The peak of live bytes before this stretch (`peaks`).
     pub(super) former_peak: u64,
     pub(crate) in_flight: InFlight,
-    /// Bytes in flight that [`Miss::order_older_half`](super::super::miss::Miss::order_older_half) left the last time.
+    /// Bytes that [`Miss::order_older_half`](super::super::miss::Miss::order_older_half) left in flight the last time.
     pub(crate) left_in_flight: u64,
     pub(in super::super) uses: UseSlab,
     pub(in super::super) names: HashMap<u32, Arc<str>>,
@@ -67,7 +67,7 @@ pub(crate) struct PoolState {
     pub(crate) closed: bool,
 }
 
-/// What a free has to look after beside the heap: nothing, nearly always, and then it is one comparison.
+/// What a free has to do besides the heap's part: nearly always nothing, and then the check is one comparison.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Watch(u8);
 
@@ -76,11 +76,11 @@ impl Watch {
     pub(crate) const LEAVING: Watch = Watch(1);
     /// The allocator and all its streams are gone: the last free here ends the pool.
     pub(crate) const ORPHAN: Watch = Watch(2);
-    /// Another pool came asking for memory: frees here raise the due flag, so that it can be migrated early.
+    /// Another pool's miss searched here: frees raise the due flag, so that their ranges can migrate early.
     pub(crate) const ASKED: Watch = Watch(4);
     /// Some allocation has a name.
     pub(super) const NAMED: Watch = Watch(8);
-    /// Events are wanted.
+    /// There are sinks for events.
     pub(super) const RECORDING: Watch = Watch(16);
 
     #[inline]
@@ -99,7 +99,7 @@ impl Watch {
     }
 }
 
-/// The uses of allocations that were used by other streams: a side slab, found by the chunk's tag.
+/// The uses of allocations that other streams used: a side table, indexed by the chunk's tag.
 #[derive(Default)]
 pub(in super::super) struct UseSlab {
     pub(in super::super) slots: Vec<Uses>,
@@ -107,7 +107,7 @@ pub(in super::super) struct UseSlab {
 }
 
 impl UseSlab {
-    /// The uses with this tag; tag 0 is none so far, and gets one.
+    /// The uses with this tag; tag 0 means that there are none yet, and a new tag is returned.
     pub(in super::super) fn get_or_add(&mut self, tag: u32) -> (u32, &mut Uses) {
         let tag = if tag != 0 {
             tag
@@ -119,7 +119,7 @@ impl UseSlab {
         };
         (tag, &mut self.slots[tag as usize - 1])
     }
-    /// The uses with this tag, which is free from here on.
+    /// Takes the uses with this tag, which is free from here on.
     pub(in super::super) fn take(&mut self, tag: u32) -> Uses {
         if tag == 0 {
             return Uses::default();
@@ -129,19 +129,19 @@ impl UseSlab {
     }
 }
 
-/// What a free left to do for its caller, once the pool is unlocked.
+/// What a free left for its caller to do, once the pool is unlocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AfterFree {
     /// Nothing.
     Done,
     /// The pool has no allocation left and its stream is gone: it may close.
     Empty,
-    /// The pool has no allocation left and the allocator is gone too: one orphan less.
+    /// The pool has no allocation left and the allocator is gone too: one orphan fewer.
     Orphaned,
 }
 
 impl PoolState {
-    /// Of nothing, with no handle of a stream.
+    /// An empty state, without handles of a stream.
     pub(crate) fn new() -> PoolState {
         PoolState {
             heap: Heap::new(),
@@ -165,7 +165,7 @@ impl PoolState {
         }
     }
 
-    /// The uses of an allocation that is alive, which may be the first. The heap panics if the generation is another's (H7).
+    /// The uses of a live allocation; an empty set is made if it has none. The heap panics if the generation does not match (H7).
     pub(in super::super) fn with_uses<D: Driver, R>(
         &mut self,
         (registry, driver): (&Registry<D>, &D),
@@ -180,7 +180,7 @@ impl PoolState {
         result
     }
 
-    /// What other streams' uses an access on `to` has to come after.
+    /// Which uses by other streams an access on `to` has to come after.
     pub(in super::super) fn conflicts<D: Driver>(
         &mut self,
         registry: &Registry<D>,
@@ -193,7 +193,7 @@ impl PoolState {
         }
     }
 
-    /// What an allocation is and the uses that it had, at its free.
+    /// Ends the uses of an allocation at its free. Returns what the allocation was and the uses it had.
     pub(in super::super) fn end_uses(&mut self, chunk: ChunkId, generation: u32) -> (ChunkView, Uses) {
         let view = self.heap.view(chunk, generation);
         let uses = self.uses.take(view.tag);
@@ -201,7 +201,7 @@ impl PoolState {
         (view, uses)
     }
 
-    /// A hit at an aligned address, or of exact fits only: what is rare.
+    /// A hit at an aligned address, or of exact fits only: the rare cases.
     pub(crate) fn hit_rare(&mut self, want: &Want, requested: u64, exact: bool) -> Option<Taken> {
         let taken =
             if exact { self.heap.take_exact(want, requested) } else { self.heap.take(want, requested) };
@@ -210,15 +210,15 @@ impl PoolState {
         Some(taken)
     }
 
-    /// Takes a chunk for a miss that looks again or has brought something, and counts the miss.
+    /// Takes a chunk for a miss that searches again or has acquired something, and counts the miss.
     pub(crate) fn take(&mut self, want: &Want, requested: u64, exact: bool) -> Option<Taken> {
         let taken = self.hit_rare(want, requested, exact)?;
         self.missed += 1;
         Some(taken)
     }
 
-    /// Takes a chunk for a miss that has brought this free one, or found it: it serves, of whichever kind it is, and however many near
-    /// misses an aligned request comes by before it.
+    /// Takes a chunk for a miss that acquired this free one, or found it: it serves, of whichever kind it is, and however many near
+    /// misses an aligned request would pass before it.
     pub(crate) fn take_brought(&mut self, want: &Want, requested: u64, brought: ChunkId) -> Option<Taken> {
         if let Some(taken) = self.take(want, requested, false) {
             return Some(taken);
@@ -229,27 +229,27 @@ impl PoolState {
         Some(taken)
     }
 
-    /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: with all streams' memory passing through
-    /// all pools, each would come to know every segment.
+    /// A range leaves ([`Heap::cut`]). A segment of which nothing is left is forgotten: since all streams' memory may pass through
+    /// all pools, each pool would otherwise come to know every segment.
     pub(crate) fn cut(&mut self, chunk: ChunkId, offset: Granules, len: Granules) -> Cut {
         let cut = self.heap.cut(chunk, offset, len);
         self.heap.remove_segment(cut.segment);
         cut
     }
 
-    /// All that is free of a segment leaves.
+    /// Cuts out all free ranges of a segment.
     pub(crate) fn cut_free_of(&mut self, segment: SegmentId) -> Vec<Cut> {
         let cuts = self.heap.cut_free_of(segment);
         self.heap.remove_segment(segment);
         cuts
     }
 
-    /// How many free ranges of a kind another pool's miss looks at, which begins with `steps`.
+    /// How many free ranges of a kind another pool's miss looks at, if its first look has `steps`.
     pub(in super::super) fn steps(&self, kind: Kind, steps: usize) -> usize {
         steps << self.in_vain[kind as usize]
     }
 
-    /// The other kind's space: only before the pool would grow.
+    /// Takes the other kind's space: only before the pool would grow.
     pub(crate) fn take_across(&mut self, want: &Want, requested: u64) -> Option<Taken> {
         let taken = self.heap.take_across(want, requested)?;
         self.count_size(want.len);
@@ -257,7 +257,7 @@ impl PoolState {
         Some(taken)
     }
 
-    /// Decided in the hold of the lock in which the last allocation went: whoever orphans pools counts under it too.
+    /// Decided in the hold of the lock in which the last allocation went: pools are orphaned under it too.
     pub(in super::super) fn after_free(&self) -> AfterFree {
         if !self.watch.has(Watch::LEAVING) || self.heap.live() > 0 {
             AfterFree::Done

@@ -1,7 +1,7 @@
-//! How a freed range comes back to its pool, whichever memory it is of: at once, or from flight when its uses are over. A stream's memory comes
-//! back when they are ordered before what the stream does next; pinned memory, which the CPU may write at once, when they are complete.
+//! How a freed range returns to its pool, of whichever memory: at once, or from flight when its uses are over. A stream's memory returns
+//! when they are ordered before what the stream does next; pinned memory, which the CPU may write at once, when they are complete.
 //!
-//! It does not know the pool's lock, which is held in all of it, nor what is to be done beside a free.
+//! It does not know the pool's lock, which is held in all of it, nor what else a free has to do.
 
 use super::state::PoolState;
 use crate::allocator::registry::uses::note_pending;
@@ -12,21 +12,21 @@ use crate::laws;
 use crate::order::{Entry, Pending, PendingSet, Uses};
 use crate::units::Epoch;
 
-/// What differs between the pools of a stream's memory and of pinned memory, and by that what they do alike.
+/// What differs between the pools of a stream's memory and of pinned memory, and from that what they have in common.
 pub(crate) trait Store<D: Driver> {
-    /// The stream whose own uses are in order with its memory anyway.
+    /// The stream whose own uses are always in order with its memory.
     fn home(&self) -> Option<&StreamTimeline<D>>;
 
-    /// The stamp with which a range is free at once behind these uses, or behind others that nobody knows; `None` if it has to wait for them.
+    /// The stamp with which a range becomes free at once after these uses, or after unknown ones; `None` if it has to wait for them.
     fn freed_stamp(&self, registry: &Registry<D>, pending: &[Pending], unknown: bool) -> Option<Epoch>;
 
-    /// Which uses are over, of ranges in flight.
+    /// Which uses of ranges in flight are over.
     fn over<'a>(&'a self, registry: &'a Registry<D>, closed: bool) -> impl Fn(Pending) -> bool + 'a;
 
-    /// A range whose uses are over enters the free state. Returns whether it did.
+    /// Moves a range whose uses are over into the free state. Returns whether it could.
     fn enter_drained(&self, state: &mut PoolState, entry: Entry) -> bool;
 
-    /// A range is in flight here.
+    /// Puts a range in flight.
     fn fly(&self, state: &mut PoolState, entry: Entry) {
         state.in_flight.insert(entry);
     }
@@ -34,7 +34,7 @@ pub(crate) trait Store<D: Driver> {
     /// A range became free, at a free.
     fn given(&self, _: &mut PoolState, _: &Given) {}
 
-    /// Ranges in flight whose uses are over enter the free state. Returns whether any did. Makes no driver call.
+    /// Moves ranges in flight whose uses are over into the free state. Returns whether there were any. Makes no driver call.
     fn drain_in_flight(&self, registry: &Registry<D>, state: &mut PoolState) -> bool {
         if state.in_flight.is_empty() {
             return false;
@@ -47,8 +47,8 @@ pub(crate) trait Store<D: Driver> {
         any
     }
 
-    /// The free behind these uses. They are still open on their streams' timelines: what is loaded here is covered by the last markers
-    /// there. Returns whether the range is in flight.
+    /// The free after these uses. They are still open on their streams' timelines, so the last markers there cover the stamps loaded here.
+    /// Returns whether the range is in flight.
     fn free_behind(
         &self,
         registry: &Registry<D>,
@@ -57,9 +57,9 @@ pub(crate) trait Store<D: Driver> {
         (view, uses): (&ChunkView, &Uses),
         unknown: bool,
     ) -> bool {
-        // Law O6: what is still open is sealed here, with the number that its stream's next marker will have.
+        // Law O6: uses that are still open are sealed here, with the number that their streams' next markers will have.
         let mut pending: PendingSet = {
-            // Only what is open is looked up in the table.
+            // Only open uses are looked up in the table.
             let mut seen = None;
             uses.at_free(self.home().map(|home| home.id), |on| {
                 let seen = seen.get_or_insert_with(|| registry.seen());

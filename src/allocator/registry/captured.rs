@@ -1,11 +1,11 @@
 //! Published markers whose events a capture took.
 //!
-//! A stream is asked behind each record whether it captures, and the event thrown away if so. A capture that began *and ended* between
-//! the two questions is seen by neither: its event is published, and answers every query and wait with an error (1 from CUDA's drivers, whose backend knows it), which is never
-//! "complete" nor an order. Whoever is answered so takes the marker out. Its number covers nothing then, as if the record had failed;
-//! another marker falls due, and whoever needs the stream takes the next one or makes it.
+//! The driver is asked after each record whether the stream captures, and if so the event is discarded. A capture that began *and ended* between
+//! two such checks is not seen: the event is published, and every query and wait for it fails (error 1 from CUDA's drivers, which the backend
+//! recognises). That is never "complete" nor an order. The call that meets the error takes the marker out. Its number covers nothing then, as if
+//! the record had failed; another marker falls due, and a call that needs the stream takes the next one or makes it.
 //!
-//! It does not know who captured.
+//! It does not know which code captured.
 
 use super::super::events::SharedEvent;
 use super::{Registry, StreamTimeline};
@@ -16,11 +16,11 @@ use crate::order::Marker;
 use crate::units::Epoch;
 use core::time::Duration;
 
-/// So often one call takes another marker for one that a capture took. A single time takes a capture that begins and ends inside a record.
+/// How many times one call replaces a marker that a capture took. Even one replacement needs a capture that begins and ends inside a record.
 const AGAIN: usize = 3;
 
 impl<D: Driver> Registry<D> {
-    /// Whether this answer says that a capture took a published marker's event. Then the marker is on its timeline no more.
+    /// Whether this error says that a capture took a published marker's event. Then the marker has been removed from its timeline.
     pub(crate) fn is_captured(
         &self,
         timeline: &StreamTimeline<D>,
@@ -54,7 +54,7 @@ impl<D: Driver> Registry<D> {
         let (mut taken, mut left) = (None, AGAIN);
         loop {
             let marker = match self.marker_for(driver, timeline, epoch, limit) {
-                // That nobody can mark the stream here is no more to be told than why its marker is gone.
+                // If the stream cannot be marked now, the reason why its marker is gone says more.
                 Err(e) if !e.is_context_lost() => return Err(taken.unwrap_or(e)),
                 marker => marker?,
             };

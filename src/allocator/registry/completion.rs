@@ -1,15 +1,15 @@
 //! What is known to be complete, how it becomes known, and what may then be forgotten.
 //!
-//! Markers are made by copies, waits and operations on several streams, and nobody need ever ask about one of them: a
-//! program that lives on cache hits and device-side waits never does. So whoever makes a marker pays for keeping their number
-//! down. When twice as many are published as the last look left ([`Outstanding`]), all timelines are looked at: what is
-//! complete is retired, its events return to the pool, and timelines that are over leave the table. A look asks at most one
-//! question and the logarithm of a timeline's markers, of timelines that have some; so a marker costs a constant number of
-//! questions, and the number of markers is at most twice that of those that were pending at the last look, or
+//! Copies, waits and operations on several streams make markers, and possibly nothing ever queries one of them: a
+//! program that lives on cache hits and device-side waits never does. So each call that makes a marker pays for keeping their number
+//! down. When twice as many are published as the last sweep left ([`Outstanding`]), all timelines are swept: what is
+//! complete is retired, its events return to the pool, and timelines that are complete leave the table. A sweep makes at most one
+//! query and the logarithm of a timeline's markers, for timelines that have some; so a marker costs a constant number of
+//! queries, and the number of markers is at most twice that of those that were pending at the last sweep, or
 //! [`BURST`], or the number of timelines.
 //!
-//! Where no allocator of the device may learn from queries (`Config::deterministic`), timelines are thinned instead: every
-//! second of their older markers goes. What it covered is covered by the next one. And of closed streams, whose end would
+//! If no allocator of the device may learn from queries (`Config::deterministic`), timelines are thinned instead: every
+//! second of their older markers is dropped. What it covered is covered by the next one. And of closed streams, whose end would
 //! then never be known, the older ones are waited for.
 //!
 //! It does not know pools or bytes.
@@ -26,55 +26,55 @@ use core::time::Duration;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
-/// Of a timeline that is thinned, so many markers stay in any case: the newest, which waits are for.
+/// How many markers of a timeline are never thinned: the newest, which waits are for.
 const DENSE: usize = 16;
-/// A device whose allocators do not ask keeps so many closed streams whose end is not known, and with twice as many it waits.
+/// How many closed streams whose end is not known a device keeps if its allocators make no queries; with twice as many it waits.
 const UNFINISHED: usize = 32;
 /// How long it waits for the end of older ones, in all.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A look that is due with so many markers is put off a little by each retirement, not made due at once.
+/// With so many markers, each retirement makes a due sweep a little later, instead of due at once.
 const BURST: u64 = 4 * LEAST as u64;
 
-/// With so many markers retired for each event that the pool may keep, it is asked whether it needs them all: a program that synchronises before
-/// many markers are out never comes to a look. A quarter goes then, so that what a loop of bursts creates anew is one event in 32 markers.
+/// When so many markers were retired for each event that the pool may keep, the pool's size is fitted to the need: a program that synchronises before
+/// many markers are out never reaches a sweep. Each time the pool shrinks by a quarter, so that a loop of bursts creates one event in 32 markers anew.
 const EVENTS_PAID: u64 = 8;
 
-/// A wait of the host's that a program asks for pays for as much as so many retired markers: one that makes no markers any more gives back what a
-/// burst left too, and what a loop of bursts and waits creates anew is eight events a wait at most.
+/// A wait of the host that the program makes counts as so many retired markers: a program that makes no more markers also gives back what a
+/// burst left, and a loop of bursts and waits creates eight events a wait anew at most.
 const WAIT_PAYS: u64 = 256;
 
-/// So many answers without news end a search that a request makes: with a hundred streams that are behind, each miss would
-/// otherwise ask the device a hundred times. The looks that markers pay for ask about all.
+/// How many queries without news end a search that a request makes: with a hundred streams that are behind, each miss would
+/// otherwise query the device a hundred times. The sweeps that markers pay for query all timelines.
 pub(crate) const QUESTIONS: usize = 4;
 
-/// How many markers are published, and when to look at them. No part of any protocol: whatever is read, nothing but the time
-/// of the next look depends on it.
+/// How many markers are published, and when to sweep them. No protocol depends on these numbers: whatever a thread reads, only the time
+/// of the next sweep depends on it.
 pub(super) struct Outstanding {
     /// Published and not retired.
     markers: AtomicU64,
-    /// The most there were since the events were last counted, and how many were retired since, or what counts as much.
+    /// The most there were since the pool of events was last fitted, and how many were retired since, or what counts as much.
     peak: AtomicU64,
     retired: AtomicU64,
-    /// With so many, all timelines are looked at; [`LOOKING`] while somebody does.
+    /// With so many, all timelines are swept; [`LOOKING`] during a sweep.
     look_at: AtomicU64,
-    /// Timelines in the table: what a look costs.
+    /// Timelines in the table: what a sweep costs.
     timelines: AtomicU64,
-    /// Closed timelines in the table, and with how many of them older ones are waited for where nobody asks.
+    /// Closed timelines in the table, and the number of them at which older ones are waited for if nothing queries them.
     closed: AtomicU64,
     finish_at: AtomicU64,
     /// How many allocators of the device learn from queries.
     asks: AtomicU32,
-    /// Where the next search among many timelines begins.
+    /// Where the next search among many timelines starts.
     turn: AtomicU32,
-    /// The closed timeline that was asked about last.
+    /// The closed timeline that was queried last.
     asked: AtomicU32,
 }
 
-/// [`Outstanding::look_at`] while somebody looks.
+/// [`Outstanding::look_at`] during a sweep.
 const LOOKING: u64 = u64::MAX;
 
-/// A look under way; its end says when the next one is.
+/// A sweep under way; its drop sets when the next one is due.
 struct Look<'a> {
     out: &'a Outstanding,
     next: u64,
@@ -104,11 +104,11 @@ impl Default for Outstanding {
 }
 
 impl<D: Driver> Registry<D> {
-    /// An allocator of this device that learns from queries has come.
+    /// An allocator of this device that learns from queries was created.
     pub(crate) fn allow_queries(&self) {
         self.outstanding.asks.fetch_add(1, Ordering::Relaxed);
     }
-    /// It has gone.
+    /// It was dropped.
     pub(crate) fn disallow_queries(&self) {
         self.outstanding.asks.fetch_sub(1, Ordering::Relaxed);
     }
@@ -121,27 +121,27 @@ impl<D: Driver> Registry<D> {
     pub(super) fn timeline_count(&self) -> u64 {
         self.outstanding.timelines.load(Ordering::Relaxed)
     }
-    /// So many timelines are in the table from here on.
+    /// Sets how many timelines are in the table.
     pub(super) fn count_timelines(&self, now: usize) {
         self.outstanding.timelines.store(now as u64, Ordering::Relaxed);
     }
 
     /// The last step of O8.
     pub(super) fn publish(&self, timeline: &StreamTimeline<D>, marker: Marker<SharedEvent<D>>) {
-        // Counted before anybody can retire it.
+        // Counted before any other thread can retire it.
         let now = self.outstanding.markers.fetch_add(1, Ordering::Relaxed) + 1;
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
         let number = marker.number;
         timeline.publish(marker);
         timeline.listeners.tell();
-        // A wait for the device that began behind the reservation has proved the number, and the timeline may have left the table since: whoever
-        // retires what is complete was there before.
+        // A wait for the device that began after the reservation may have proved the number, and the timeline may have left the table since: the
+        // thread that retires complete markers came too early for this one.
         if timeline.seen() >= number {
             self.retire_markers(timeline);
         }
     }
 
-    /// Whoever is ordered behind all of this is complete, and so is this.
+    /// Work that is known to be complete was ordered after all of this, so all of this is complete too.
     pub(crate) fn learn(&self, clock: &Clock) {
         let raised: SmallVec<[Arc<StreamTimeline<D>>; 4]> = {
             let table = self.table.lock();
@@ -157,7 +157,7 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// A marker was seen complete by a call made after it was recorded: so is all that it covers, its copy included.
+    /// A call made after the marker was recorded found it complete: so is everything that it covers, its clock included.
     pub(crate) fn marker_complete(&self, timeline: &StreamTimeline<D>, marker: &Marker<SharedEvent<D>>) {
         timeline.complete_to(marker.number);
         self.learn(&marker.copy);
@@ -167,13 +167,13 @@ impl<D: Driver> Registry<D> {
         self.complete_through(timeline, marker.number);
     }
 
-    /// The call made after [`StreamTimeline::reserve_epoch`] returned: everything up to the number is complete.
+    /// The call made after [`StreamTimeline::reserve_epoch`] has returned: everything up to the number is complete.
     pub(crate) fn complete_through(&self, timeline: &StreamTimeline<D>, epoch: Epoch) {
         timeline.complete_to(epoch);
         self.retire_markers(timeline);
     }
 
-    /// Markers that are complete leave their timeline. Their events return to the pool with the last holder.
+    /// Complete markers leave their timeline. Their events return to the pool with the last holder.
     fn retire_markers(&self, timeline: &StreamTimeline<D>) {
         let done: SmallVec<[Marker<SharedEvent<D>>; 8]> = {
             let mut state = timeline.state.lock();
@@ -182,7 +182,7 @@ impl<D: Driver> Registry<D> {
         self.forget(done);
     }
 
-    /// These left their timeline; no lock is held.
+    /// These markers left their timeline; no lock is held.
     pub(super) fn forget(&self, markers: impl IntoIterator<Item = Marker<SharedEvent<D>>>) {
         let mut gone = 0;
         for marker in markers {
@@ -195,8 +195,8 @@ impl<D: Driver> Registry<D> {
         let out = &self.outstanding;
         let left = out.markers.fetch_sub(gone, Ordering::Relaxed).saturating_sub(gone);
         self.pay_for_events(gone, left);
-        // After a burst the next look comes soon, and gives its events back; but of small ones not in each, if they come in a loop.
-        // Never sooner than the markers since the last one pay for: each look comes by all timelines.
+        // After a burst the next sweep comes soon, and gives its events back; but if small bursts come in a loop, not after each of them.
+        // Never sooner than the markers since the last one pay for: each sweep looks at all timelines.
         let at = out.look_at.load(Ordering::Relaxed);
         let timelines = cost::look_pays(out.timelines.load(Ordering::Relaxed));
         let next = (2 * left).max(timelines).max(LEAST as u64).max((at - at / 8).min(BURST));
@@ -205,14 +205,14 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// The program had the host wait, and goes on.
+    /// The program made the host wait.
     pub(crate) fn host_waited(&self) {
         if cost::waits_pay() {
             self.pay_for_events(WAIT_PAYS, self.outstanding.markers.load(Ordering::Relaxed));
         }
     }
 
-    /// So many markers were retired, or what counts as much, and `left` are there.
+    /// So many markers were retired, or what counts as much, and `left` are still there.
     fn pay_for_events(&self, markers: u64, left: u64) {
         let max = self.events.max();
         let retired = self.outstanding.retired.fetch_add(markers, Ordering::Relaxed) + markers;
@@ -223,8 +223,8 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// The pool of events keeps as many as there were markers at once since this was last asked: rounded up to a power of two, and shrinking by
-    /// a quarter each time, so that a loop of bursts does not destroy and create the events of each. `left` are there now.
+    /// Sets the size of the event pool to the largest number of markers since the last call, rounded up to a power of two, but shrinks it by no more than
+    /// a quarter each time, so that a loop of bursts does not destroy and create the events of each. `left` markers are there now.
     fn fit_events(&self, left: u64) {
         let out = &self.outstanding;
         out.retired.store(0, Ordering::Relaxed);
@@ -234,12 +234,12 @@ impl<D: Driver> Registry<D> {
         self.events.keep_at_most((before - before / 4).max(wanted));
     }
 
-    /// Queries the published markers of a timeline: the newest one that is complete, by bisection. A done event is the dear
-    /// one to query (DESIGN.md, what the driver costs), so none is asked twice.
+    /// Queries the published markers of a timeline for the newest one that is complete, by bisection. A complete event is the expensive
+    /// one to query (DESIGN.md, what the driver costs), so none is queried twice.
     ///
-    /// Returns whether that brought anything; `None` if there was nothing to ask about. An event that cannot be asked
-    /// says nothing of the others: a failed query neither ends the search nor is repeated first by the next one. One that a capture took
-    /// is asked once, and leaves.
+    /// Returns whether that brought news; `None` if there was nothing to query. A failed query
+    /// says nothing about the other markers: it neither ends the search, nor is it the first one that the next search repeats. An event that a capture
+    /// took is queried once, and then removed.
     ///
     /// # Errors
     /// The driver's, if it brought nothing; never to be read as complete.
@@ -253,14 +253,14 @@ impl<D: Driver> Registry<D> {
         let mut behind = timeline.state.lock().behind;
         loop {
             let known = done.as_ref().map_or_else(|| timeline.seen(), |m| m.number);
-            // Once the oldest was complete, the newest is next.
+            // After the oldest was found complete, the newest is next.
             let oldest_first = behind && done.is_none() && open.is_none();
             let probe = timeline.state.lock().markers.probe(known, open, oldest_first).cloned();
             let Some(probe) = probe else { break };
             match self.is_done(driver, &probe) {
                 Ok(true) => done = Some(probe),
                 Ok(false) => open = Some(probe.number),
-                // It has gone, and says nothing of the others.
+                // It was removed, and says nothing about the others.
                 Err(e) if self.is_captured(timeline, &probe, &e) => {}
                 Err(e) => {
                     let again = failed.is_some() || e.is_context_lost();
@@ -268,7 +268,7 @@ impl<D: Driver> Registry<D> {
                     if again {
                         break;
                     }
-                    // If the newest is complete, so is this one; if it is the newest, an older one may be.
+                    // If the newest is complete, so is this one; if this is the newest, an older one may be complete.
                     if !oldest_first {
                         open = Some(probe.number);
                     }
@@ -298,13 +298,13 @@ impl<D: Driver> Registry<D> {
         laws::is_done(answer)
     }
 
-    /// Drains ranges in flight to the end. `drain` takes out what is over and says which uses the rest waits on; if `asks`, the
-    /// device is asked about their timelines, each once, until so many `questions` brought nothing. A range whose use is over
-    /// waits on its next one, so that it may take as many rounds as a range has uses. A stream that cannot be asked about keeps
-    /// nobody else from it.
+    /// Drains ranges in flight to the end. `drain` takes out what is over and returns which uses the rest waits for; if `asks`, their
+    /// timelines are queried, each once, until so many `questions` brought no news. A range whose use is over
+    /// waits for its next one, so it may take as many rounds as a range has uses. A stream that cannot be queried does not keep
+    /// the others from it.
     ///
     /// # Errors
-    /// The driver's; what was drained stays so.
+    /// The driver's; what was drained stays drained.
     pub(crate) fn drain_to_end(
         &self,
         driver: &D,
@@ -319,7 +319,7 @@ impl<D: Driver> Registry<D> {
             if waiting.is_empty() || questions == 0 {
                 return refused;
             }
-            // Of many timelines each call begins with others.
+            // If there are many timelines, each call starts at other ones.
             let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
             let from = if waiting.len() > QUESTIONS { from % waiting.len() } else { 0 };
             waiting.rotate_left(from);
@@ -339,8 +339,8 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Timelines of these that there is something to ask about. Ranges may wait for thousands that have no marker yet: they cost a look
-    /// at two numbers each, and all together one lock.
+    /// Those of the timelines that a query may bring news of. Ranges may wait for thousands that have no marker yet: they cost a look
+    /// at two numbers each, and one lock in all.
     fn timelines_with_news(&self, waiting: &[Pending]) -> Vec<Arc<StreamTimeline<D>>> {
         let seen = self.seen();
         let timelines = waiting.iter().filter_map(|p| seen.timeline(p.on));
@@ -348,15 +348,15 @@ impl<D: Driver> Registry<D> {
     }
 
     /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
-    /// drain though nobody misses.
+    /// drain even if no request misses.
     pub(crate) fn learn_of(&self, driver: &D, timeline: &StreamTimeline<D>) {
         if self.asks() {
-            // Whoever needs the stream meets the error.
+            // On an error, the next call that needs the stream returns it.
             let _ = self.poll_completed(driver, timeline);
         }
     }
 
-    /// Asks the device once whether `pending` is complete, by the marker that covers it, which is made if there is none.
+    /// Queries once whether `pending` is complete, by the marker that covers it, which is made if there is none.
     ///
     /// # Errors
     /// The driver's; never to be read as complete.
@@ -375,17 +375,17 @@ impl<D: Driver> Registry<D> {
         Ok(asked?.unwrap_or(true))
     }
 
-    /// Asks about what a crowded clock names, until [`QUESTIONS`] had no news. In the middle first, and in the middle of one half again:
-    /// of streams that wait for each other the older ones are over, and each answer tells of all that were ordered before. Then one
-    /// after the other, because streams may not have waited for each other: those in front of the first that was not over too, of which no answer
-    /// needs to have told.
+    /// Queries timelines that a crowded clock names, until [`QUESTIONS`] brought no news. The middle one first, then the middle of one half, and so on:
+    /// of streams that wait for each other the older ones are complete, and each answer covers all that were ordered before. Then one
+    /// after the other, because streams may not have waited for each other: also those before the first incomplete one, which no answer
+    /// may have covered.
     pub(super) fn ask_named(&self, driver: &D, clock: &Clock) {
         if !self.asks() {
             return;
         }
         let named: Vec<Pending> = clock.iter().map(|(on, epoch)| Pending { on, epoch }).collect();
         let is_over = |p: Pending| {
-            // Whoever needs the stream meets the error.
+            // On an error, the next call that needs the stream returns it.
             self.timeline(p.on).is_none_or(|timeline| {
                 timeline.seen() >= p.epoch
                     || (self.poll_completed(driver, &timeline).is_ok_and(|news| news == Some(true))
@@ -403,8 +403,8 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Asks about the end of closed streams, one after the other and each call where the last one stopped, until
-    /// [`QUESTIONS`] had no news: streams that take long hide none of the others.
+    /// Queries the end of closed streams, one after the other, each call starting where the last one stopped, until
+    /// [`QUESTIONS`] brought no news: slow streams do not hide the others.
     pub(crate) fn ask_closed(&self, driver: &D) {
         let mut closed = self.timelines();
         closed.retain(|timeline| timeline.is_closed());
@@ -417,13 +417,13 @@ impl<D: Driver> Registry<D> {
                 break;
             }
             self.outstanding.asked.store(timeline.id.0, Ordering::Relaxed);
-            // An error is no completion (O4); whoever needs the timeline meets it.
+            // An error is not completion (O4); the next call that needs the timeline returns it.
             questions -=
                 usize::from(!matches!(self.poll_completed(driver, &timeline), Ok(Some(true) | None)));
         }
     }
 
-    /// Looks at all timelines if there are twice as many markers as the last look left. Called by who made one, with no lock
+    /// Sweeps all timelines if there are twice as many markers as the last sweep left. Called by the call that made one, with no lock
     /// held.
     pub(super) fn bound_markers(&self, driver: &D) {
         let out = &self.outstanding;
@@ -431,17 +431,17 @@ impl<D: Driver> Registry<D> {
         if at == LOOKING || !cost::looks(|| out.markers.load(Ordering::Relaxed), at) {
             return;
         }
-        // One looks; others go on.
+        // One thread sweeps; others go on.
         if out.look_at.compare_exchange(at, LOOKING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
-        // A driver call that panics ends the look, and not all to come.
+        // A driver call that panics ends this sweep, but not the later ones.
         let mut look = Look { out, next: at };
         let timelines: Vec<Arc<StreamTimeline<D>>> = self.table.lock().by_id.values().cloned().collect();
         for timeline in &timelines {
             self.retire_markers(timeline);
             if self.asks() {
-                // Whoever needs the stream meets the error.
+                // On an error, the next call that needs the stream returns it.
                 let _ = self.poll_completed(driver, timeline);
             } else {
                 let thinned = timeline.state.lock().markers.thin(DENSE);
@@ -456,7 +456,7 @@ impl<D: Driver> Registry<D> {
         look.next = (2 * left).max(count).max(LEAST as u64);
     }
 
-    /// Gives the events back that nobody refers to.
+    /// Gives back the events that no marker refers to.
     pub(crate) fn trim_events(&self) {
         self.events.give_back();
     }
@@ -466,8 +466,8 @@ impl<D: Driver> Registry<D> {
         self.outstanding.closed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Where nobody asks, the end of closed streams is known to nobody: all but the newest [`UNFINISHED`] are waited for, for
-    /// at most `patience` in all, when there are twice as many. Not for independent ones, which the host never waits for. Called
+    /// If nothing queries them, the end of closed streams is never known: all but the newest [`UNFINISHED`] are waited for, for
+    /// at most `patience` in all, when there are twice as many. Not independent ones, which the host never waits for. Called
     /// where a program brings a new stream.
     pub(crate) fn finish_closed(&self, driver: &D, patience: Option<Duration>) {
         let out = &self.outstanding;
@@ -484,19 +484,19 @@ impl<D: Driver> Registry<D> {
         ended.retain(|&p| waitable.by_host(p));
         let (start, count) = (driver.host_time(), ended.len() as u32);
         for (n, pending) in ended.into_iter().enumerate() {
-            // Each has its share, and what the ones before it have left: a slow one takes nothing from the others. The first has all of
-            // its own: a host that is slow to come here (valgrind, one with many programs) would find every share spent, and wait for nobody.
+            // Each may take its part of the patience, and what the ones before it left: a slow one takes nothing from the others. The first has its
+            // whole part: a slow host (valgrind, or one with many programs) would otherwise find every part used up, and wait for none.
             let share = patience * (n as u32 + 1) / count;
             let spent = if n == 0 { Duration::ZERO } else { driver.host_time().saturating_sub(start) };
             let left = share.saturating_sub(spent);
             if left.is_zero() {
                 continue;
             }
-            // Whoever needs it meets the error.
+            // On an error, the next call that needs the stream returns it.
             let _ = self.wait_host(driver, pending, left);
         }
         self.retire();
-        // What could not be waited for in time doubles the way to the next try.
+        // Streams that could not be waited for in time double the number at which it is tried next.
         let late = out.closed.load(Ordering::Relaxed).saturating_sub(UNFINISHED as u64);
         out.finish_at.store(2 * (UNFINISHED as u64).max(late), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A hold on a stream's timeline by the stream's identity, for operations on streams that the caller has no pool on: while
+//! A hold on a stream's timeline by the stream's identity, for operations on streams on which the caller has no pool: while
 //! it lives, the timeline neither closes nor leaves the table.
 
 use super::uses::release_uses;
@@ -15,7 +15,7 @@ pub(crate) struct Entered<'a, D: Driver> {
     timeline: Arc<StreamTimeline<D>>,
 }
 
-/// With more timelines in the table, a stream that comes without a pool has those looked through that are closed.
+/// With more timelines in the table than this, a new stream without a pool causes a sweep of closed timelines.
 pub(super) struct AttachAbove(AtomicU64);
 
 impl Default for AttachAbove {
@@ -25,11 +25,11 @@ impl Default for AttachAbove {
 }
 
 impl<D: Driver> Registry<D> {
-    /// The timeline of a stream that is known and held; `None` where nobody here holds it, so that it could not be marked
-    /// later.
+    /// The timeline of a stream that is known and of which the library holds a reference; `None` if it holds none, so that the stream could not be
+    /// marked later.
     pub(crate) fn enter(&self, id: StreamId) -> Option<Entered<'_, D>> {
         let timeline = self.table.lock().by_stream.get(&id).cloned()?;
-        // Counted under the timeline's lock, where closing looks.
+        // Counted under the timeline's lock, under which closing reads the count.
         let state = timeline.state.lock();
         if state.native.is_none() || state.closing {
             return None;
@@ -39,14 +39,14 @@ impl<D: Driver> Registry<D> {
         Some(Entered { registry: self, timeline })
     }
 
-    /// The timeline of a stream that `native` keeps alive for as long as it is held here: a new one where the
+    /// The timeline of a stream that `native` keeps alive while it is held here: a new one if the
     /// stream is not known.
     pub(crate) fn enter_or_attach(&self, driver: &D, info: StreamInfo, native: &D::Stream) -> Entered<'_, D> {
         if let Some(entered) = self.enter(info.id) {
             return entered;
         }
         let timeline = self.attach(info, native, true);
-        // The count as a pool becomes one as an open use, in this order: the timeline is never without.
+        // The count as a pool becomes a count as an open use, in this order: the timeline always has one of them.
         timeline.open.fetch_add(1, Ordering::AcqRel);
         timeline.pools.fetch_sub(1, Ordering::AcqRel);
         let entered = Entered { registry: self, timeline };
@@ -54,7 +54,7 @@ impl<D: Driver> Registry<D> {
         entered
     }
 
-    /// A stream came whose timeline no pool has, so that no sweep of pools will: closed ones leave when there are twice as many timelines as
+    /// A stream was attached on which no pool is, so that no sweep of pools will find its timeline: closed timelines leave when there are twice as many as
     /// were left the last time. Called with no lock held.
     fn bound_attached(&self, driver: &D) {
         if self.timeline_count() <= self.attach_above.0.load(Ordering::Relaxed) {

@@ -1,8 +1,9 @@
-//! Timelines that have pending maintenance for the next call that may speak to the driver: a marker that is due, a stream that may close.
+//! Timelines that have maintenance pending for the next call that may call the driver: a marker that is due, or a stream that may close.
 //!
-//! It knows which have one and in which order they are tried, not what it is. Each stands here once ([`StreamTimeline::maintenance_due`]). A call takes all
-//! that are new, and of those whose last try failed one, the one that has waited longest, and the next one behind each that could be done: a call has
-//! one failure of theirs, however many fail, and serves all that can be served. One that waits for the device takes all.
+//! It knows which timelines have some and in which order they are tried, not what it is. Each is listed once
+//! ([`StreamTimeline::maintenance_due`]). A call takes all that are new, and of those whose last attempt failed the one that has waited longest; after
+//! each of these that succeeds it takes the next one. So a call has one failure of theirs, however many fail, and maintains all that can be. A call
+//! that waits for the device takes all.
 
 use super::{Registry, StreamTimeline};
 use crate::driver::Driver;
@@ -10,11 +11,11 @@ use crate::sync::{Arc, Ordering};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Those that nobody has taken.
+/// The timelines that no call has taken.
 pub(super) struct Listed<D: Driver> {
-    /// Raised since the last call that served them.
+    /// Those raised since the last call that maintained them.
     new: Vec<Arc<StreamTimeline<D>>>,
-    /// Those whose last try failed, the next one to be tried again first.
+    /// Those whose last attempt failed, the next one to be tried again first.
     failing: VecDeque<Arc<StreamTimeline<D>>>,
 }
 
@@ -35,18 +36,18 @@ impl<D: Driver> Listed<D> {
     }
 }
 
-/// Those of one call. What a panic out of a driver call leaves goes back.
+/// The timelines of one call. If a driver call panics, the rest goes back to the list.
 pub(super) struct Maintenance<'a, D: Driver> {
     registry: &'a Registry<D>,
     now: Option<Arc<StreamTimeline<D>>>,
-    /// The last one is next.
+    /// The last element is next.
     left: SmallVec<[Arc<StreamTimeline<D>>; 8]>,
-    /// So many more of those whose last try failed were there.
+    /// How many more of those whose last attempt failed there were.
     again: usize,
 }
 
 impl<'a, D: Driver> Maintenance<'a, D> {
-    /// All that are new, and of those whose last try failed the first, or `all`.
+    /// Takes all that are new, and of those whose last attempt failed the first, or `all`.
     pub(super) fn of(registry: &'a Registry<D>, all: bool) -> Maintenance<'a, D> {
         let mut listed = registry.maintenance.lock();
         let many = if all { listed.failing.len() } else { listed.failing.len().min(1) };
@@ -62,7 +63,7 @@ impl<'a, D: Driver> Maintenance<'a, D> {
     pub(super) fn next(&mut self) -> Option<Arc<StreamTimeline<D>>> {
         let done = self.now.take().is_some_and(|timeline| !timeline.failing.load(Ordering::Relaxed));
         self.now = self.left.pop();
-        // Those that failed are the last, so that what is done is one of them.
+        // Those that failed are at the end, so what is done is one of them.
         if self.now.is_none() && done && self.again > 0 {
             self.again -= 1;
             self.now = self.registry.maintenance.lock().failing.pop_front();
@@ -92,7 +93,7 @@ mod tests {
     use crate::units::GIB;
     use millpond_sim::{Schedule, Sim};
 
-    /// Streams that somebody captures cannot be marked. Each call tries the first of them again, which is the last then, and touches no other: it
+    /// Streams that are being captured cannot be marked. Each call tries the first of them again, which is the last one then, and touches no other: before, a call
     /// took all out of the list and put them back.
     #[test]
     fn a_call_moves_one_of_those_that_fail() {
@@ -133,7 +134,7 @@ mod tests {
         for (native, _) in &streams {
             sim.end_capture(native).unwrap();
         }
-        // One still captures: the call is over with it, and the next one does those behind it.
+        // One still captures: the call ends with it, and the next call does those behind it.
         sim.begin_capture(&streams[20].0).unwrap();
         s.registry().run_maintenance(&sim);
         let at = expected.iter().position(|&id| id == streams[20].1.timeline().id).unwrap();

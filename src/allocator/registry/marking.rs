@@ -1,4 +1,4 @@
-//! How a timeline can be marked here and now, so that no capture of somebody else's ends by it.
+//! How a timeline can be marked by the present call, so that it ends no capture by other code.
 //!
 //! | timeline | captures are expected | else |
 //! |---|---|---|
@@ -9,12 +9,12 @@
 //! | an unmanaged stream's otherwise | nothing | nothing |
 //! | the context's | nothing | a context-wide event |
 //!
-//! A context-wide event ends every capture in the context, and nobody can be asked whether there is one: a question leaves a
-//! capture out that begins behind it. An unmanaged stream may be gone, and another one have its handle.
+//! A context-wide event ends every capture in the context, and no check can rule one out: a capture may begin right after the
+//! check. An unmanaged stream may be gone, and another one may have its handle.
 //!
-//! A stream that somebody else may capture is asked before its record and behind it. A capture that began in between took the
-//! event: nobody looks at it, and the graph has no node of it. One that begins *and ends* between the two questions is not
-//! seen here, but by whoever asks or waits for its event first (`captured`).
+//! A stream that other code may capture is checked before its record and after it. A capture that began in between took the
+//! event: nothing uses it, and the graph has no node of it. A capture that begins *and ends* between the two checks is not
+//! seen here, but by the first query or wait for its event (`captured`).
 
 use super::{CONTEXT, Registry, StreamTimeline};
 use crate::driver::{Driver, DriverResult};
@@ -23,14 +23,14 @@ use crate::laws;
 use crate::sync::{Arc, Ordering};
 use crate::units::StreamId;
 
-/// Whether the call that is under way names the stream, so that it is alive.
+/// Whether the current call names the stream, so that it is alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Named {
     Yes,
     No,
 }
 
-/// By what a timeline can be marked: the right columns of the table above.
+/// How a timeline can be marked: the right columns of the table above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Means {
     Handle,
@@ -49,7 +49,7 @@ impl Means {
         }
     }
 
-    /// Records a marker's event. Whoever names the stream has asked it just now.
+    /// Records a marker's event. A call that names the stream has checked it just now.
     ///
     /// # Errors
     /// The driver's; the stream captures, or began to meanwhile.
@@ -76,16 +76,16 @@ impl Means {
     }
 }
 
-/// Whether this timeline is marked by its stream's handle, in a call that names no stream: then no capture ends by it.
+/// Whether this timeline is marked by its stream's handle, in a call that names no stream: then that ends no capture.
 pub(crate) fn is_marked_by_handle<D: Driver>(driver: &D, timeline: &StreamTimeline<D>) -> bool {
     Means::of(driver, timeline, Named::No) == Means::Handle
 }
 
 impl<D: Driver> Registry<D> {
-    /// The stream of one of these timelines that captures, of those that can be asked: a wait for the device would destroy that.
+    /// A stream of one of these timelines that captures, if there is one among those that can be checked: a wait for the device would destroy the capture.
     ///
     /// # Errors
-    /// The driver's, to a question about a stream that is there: it may capture.
+    /// The driver's, from the check of a stream that is there: it may capture.
     pub(crate) fn who_captures(
         &self,
         driver: &D,
@@ -109,7 +109,7 @@ impl<D: Driver> Registry<D> {
 }
 
 impl<D: Driver> Registry<D> {
-    /// Waits for the device in place of a wait that could not be made, for who may: a capture that can be asked for is, and lives.
+    /// Waits for the device in place of a wait that could not be made, if the call may: captures that can be detected are checked for first, and survive.
     ///
     /// # Errors
     /// A stream captures: nothing was waited for. The driver's.
@@ -130,7 +130,7 @@ fn captured<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
     DriverError::new("record", 900, DriverErrorKind::Capturing, message)
 }
 
-/// A marker that cannot be made here and now.
+/// The error of a marker that cannot be made by this call.
 pub(super) fn held_back<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
     let what = if timeline.id == CONTEXT {
         "work on streams that no allocator holds (memory was borrowed by it, or freed behind it with its users unknown) needs a context-wide event, which would destroy a capture that somebody may have begun: what was freed behind it is held back until the program synchronises, which counts it over (Allocator::synchronize), and an operation that this refused can be repeated then; adopt such a stream before it is given memory".to_owned()
@@ -143,7 +143,7 @@ pub(super) fn held_back<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError 
     DriverError::new("record", 801, DriverErrorKind::NotSupported, what)
 }
 
-/// Of one stream, whose memory is passed over. A request does not wait for a stream's end.
+/// The error of one stream whose memory is passed over. A request does not wait for a stream's end.
 pub(super) fn closing<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
     let what = format!(
         "{} ends, its last marker could not be recorded, and whoever ends it waits for the whole of it: what it holds can be had when that is over",

@@ -1,7 +1,7 @@
-//! A stream that ends while somebody needs a marker of it: who needs it waits for its last marker, and no longer than the bound.
+//! A stream closes while another thread needs a marker of it: that thread waits for the stream's last marker, and no longer than the bound.
 //!
-//! Whoever closes it stands still in the driver's record of that marker, for as long as the test likes. The other thread reads a clock of
-//! the test's, which goes on by a tenth of the bound with each reading: nothing is measured, and a wait without a bound is seen.
+//! The closing thread is stopped in the driver's record of that marker for as long as the test wants. The other thread reads a clock that belongs to
+//! the test and advances by a tenth of the bound with each reading: nothing is measured, and a wait without a bound is noticed.
 
 use super::{CLOSING, StreamTimeline};
 use crate::allocator::{Allocator, Config, Growth, Limit, Stream};
@@ -19,12 +19,12 @@ use std::sync::mpsc::{Sender, channel};
 
 type Ticking = Box<dyn FnMut() -> Duration>;
 
-/// How far the clock goes on with each reading.
+/// How far the clock advances with each reading.
 const TICK: Duration = Duration::from_micros(100);
-/// So many readings are the bound: one for when the wait began, and the rest until it is over.
+/// How many readings make up the bound: one for when the wait began, and the rest until it is over.
 const READINGS: u32 = 1 + (CLOSING.as_micros() / TICK.as_micros()) as u32;
 
-/// All memory there is was used by a stream that is about to end.
+/// A stream that is about to end has used all the memory there is.
 struct Ending {
     sim: Sim,
     gpu: Allocator<Sim>,
@@ -49,8 +49,8 @@ impl Ending {
         Ending { sim, gpu, other, ends, timeline, freed }
     }
 
-    /// Drops the stream, which closes it. On the way into the driver, behind which its last marker is published, the closer stands still, and `then`
-    /// runs on another thread with the clock that `clock` makes: until that says so, or `then` is over.
+    /// Drops the stream, which closes it. On the way into the driver, after which its last marker is published, the closing thread stops, and `then`
+    /// runs on another thread with the clock that `clock` makes: until that releases it, or `then` ends.
     fn close_beside<R: Send + 'static, C: FnMut() -> Duration + 'static>(
         self,
         clock: impl FnOnce(Sender<()>) -> C + Send + 'static,
@@ -61,14 +61,14 @@ impl Ending {
         sim.meanwhile(Call::EventRecord, 1, move || {
             assert!(timeline.state.lock().closing, "another stream's marker");
             let beside = std::thread::spawn(move || clock::with(clock(go), then));
-            // Who is over hangs up.
+            // When `then` ends, it drops the sender.
             let _ = goes_on.recv();
             ends.send(beside).unwrap();
         });
         drop(stream);
         let beside = ended.try_recv().expect("the stream is closed by a marker");
         let result = beside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // What was freed is had behind a wait, and everything was right.
+        // The freed memory is reused behind a wait, and the oracle has no complaint.
         let block = gpu.alloc(4 * MIB, &other).expect("the close is over");
         assert_eq!(gpu.report().total.counters.waits_inserted, 1);
         let kernel = Launch::new("next").writes(block.address(), block.len()).tag(block.id().unwrap());
@@ -83,13 +83,13 @@ impl Ending {
     }
 }
 
-/// A clock that goes on by [`TICK`] with each reading, and how often it was read.
+/// A clock that advances by [`TICK`] with each reading, and how often it was read.
 fn ticking() -> (impl FnOnce(Sender<()>) -> Ticking + Send + 'static, Arc<AtomicU32>) {
     let read = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&read);
     let clock = move |go: Sender<()>| -> Ticking {
         Box::new(move || {
-            // Who lets nobody go on keeps the closer standing.
+            // Never sending keeps the closing thread stopped.
             let _stands = &go;
             let before = count.fetch_add(1, Relaxed);
             assert!(before < 100 * READINGS, "it waits without a bound");
@@ -102,7 +102,7 @@ fn ticking() -> (impl FnOnce(Sender<()>) -> Ticking + Send + 'static, Arc<Atomic
 /// What each stream's clock names.
 type Clocks = Vec<Vec<(TimelineId, Epoch)>>;
 
-/// All but how often requests looked.
+/// Everything but how often requests looked.
 fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Clocks) {
     let mut report = gpu.report();
     for pool in &mut report.pools {
@@ -145,12 +145,12 @@ fn a_request_beside_a_stream_that_is_being_closed_is_refused_in_time_and_changes
             (sim.ledger(), [Call::EventRecord, Call::StreamWaitEvent, Call::MemAlloc, Call::MemFree]);
         assert_eq!(none.map(|call| now.calls_of(call)), none.map(|call| ledger.calls_of(call)));
     });
-    // Two rounds, the second because the first found nothing, and what the ladder reads itself.
+    // Two rounds, the second because the first found nothing, and what the ladder itself reads.
     let read = read.load(Relaxed);
     assert!((READINGS..=2 * READINGS + 8).contains(&read), "{read} readings");
 }
 
-/// Whenever the close ends while the request still has patience, it is served: the clock lets the closer go on at its `nth` reading.
+/// If the close ends while the request still has patience, the request is served: the clock releases the closing thread at its `nth` reading.
 #[test]
 fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
     let mut waited = 0;
@@ -180,7 +180,7 @@ fn a_request_beside_a_stream_that_is_closed_in_time_is_served() {
 }
 
 /// The number of a marker is complete before its event is published: the device was waited for meanwhile, and the stream ended and is forgotten.
-/// Nobody comes by the timeline again, so the marker is on it no more.
+/// No later call looks at the timeline, so the marker must not stay on it.
 #[test]
 fn a_marker_that_is_proved_before_it_is_published_leaves_at_once() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);

@@ -1,4 +1,4 @@
-//! Uses of memory against the table of timelines: what an access has to come after, which uses are over, and what their ends leave to be done.
+//! Uses of memory against the table of timelines: what an access has to come after, which uses are over, and what has to be done when they end.
 //!
 //! It does not know where uses are kept, nor whose memory they are of.
 
@@ -9,7 +9,7 @@ use crate::order::{Access, Pending, PendingSet, TimelineId, Use, UseKind, Uses};
 use crate::sync::{Arc, Ordering};
 use crate::units::Epoch;
 
-/// What other streams' uses an access on `to` has to come after, as they are known now.
+/// Which uses by other streams an access on `to` has to come after, as they are known now.
 pub(in super::super) fn conflicts<D: Driver>(
     uses: &Uses,
     registry: &Registry<D>,
@@ -20,12 +20,12 @@ pub(in super::super) fn conflicts<D: Driver>(
     uses.conflicts(to, access, |on| seen.timeline(on).map_or(Epoch::COMPLETE, |timeline| timeline.stamp()))
 }
 
-/// Keeps the number of uses at most a quarter above that of those that were pending at the last look, or open on streams that somebody can still
-/// queue work on.
+/// Keeps the number of uses at most a quarter above that of those that were pending at the last check, or open on streams on which other code can
+/// still queue work.
 pub(in super::super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>, driver: &D) {
     if uses.is_crowded() {
-        // A guard has its stream, and who borrows an array queues on a stream that they have, as does who declared a use: what is left open
-        // was forgotten, or is over. Borrowed ones become all streams' when there are many, unless somebody may capture (`borrowed`).
+        // A guard holds its stream, and code that borrows an array, or declares a use, queues on a stream that it holds: so a use left open
+        // was forgotten, or is over. Borrowed uses become one of all streams when there are many, unless other code may capture (`borrowed`).
         let last = |u: Use| {
             let declared = u.kind == UseKind::Declared;
             registry.timeline(u.on).and_then(|timeline| timeline.last_stamp(driver, declared))
@@ -37,7 +37,7 @@ pub(in super::super) fn bound<D: Driver>(uses: &mut Uses, registry: &Registry<D>
 }
 
 /// A range was freed that has to wait for `pending`: counts towards its stream's next marker. For the context, which
-/// nobody else would mark, one falls due at once, unless the caller makes it (`made`).
+/// nothing else would mark, one falls due at once, unless the caller makes it (`made`).
 pub(crate) fn note_pending<D: Driver>(registry: &Registry<D>, pending: Pending, bytes: u64, made: bool) {
     let Some(timeline) = registry.timeline(pending.on) else { return };
     if timeline.note_unmarked(bytes) {
@@ -66,8 +66,8 @@ pub(crate) fn release_uses<D: Driver>(registry: &Registry<D>, on: impl IntoItera
 /// One open use of a timeline ends.
 pub(in super::super) fn close_open<D: Driver>(registry: &Registry<D>, timeline: &Arc<StreamTimeline<D>>) {
     if timeline.open.fetch_sub(1, Ordering::AcqRel) == 1
-        // The newest value, not any that a load may return: who takes the last pool away meanwhile looks at `open` as
-        // this looks at `pools`, and one of the two has to see the other.
+        // The newest value, not any that a load may return: a thread that takes the last pool away meanwhile reads `open` as
+        // this reads `pools`, and one of the two has to see the other.
         && timeline.pools.fetch_add(0, Ordering::AcqRel) == 0
     {
         registry.request_maintenance(timeline);

@@ -1,8 +1,8 @@
 //! Pools that were looked at in vain and stand aside: what was seen of them, and where a request finds them.
 //!
-//! A pool that stands aside is remembered with what the look saw: its longest free range, the longest one that is complete, and
+//! For a pool that stands aside the result of the look is kept: its longest free range, the longest one that is complete, and
 //! the stamps of the longer ones. A request finds it by its timeline, if its stream is ordered after some of what is there; or by the
-//! length of its longest range, if it has a marker to ask about, or if somebody has to be waited for.
+//! length of its longest range, if it has a marker to query, or if some stream has to be waited for.
 //!
 //! It does not know why a pool stands aside, nor when it comes back.
 
@@ -14,7 +14,7 @@ use core::ops::Bound;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 
-/// So many of those that stand aside and have a marker are asked about by a miss, each time others.
+/// How many of those that stand aside and have a marker a miss queries, each time others.
 pub(in super::super) const ASKED: usize = 4;
 
 /// A pool that was looked at in vain.
@@ -48,9 +48,9 @@ pub(super) struct Aside {
     of_timeline: BTreeSet<(TimelineId, u32)>,
     /// By their longest free range.
     by_len: BTreeSet<At>,
-    /// Those that have a marker to ask about, by the same.
+    /// Those that have a marker to query, also by their longest free range.
     asking: BTreeSet<At>,
-    /// Who of these was asked about last, by requests of each class.
+    /// Which of these was queried last, by requests of each class.
     asked: HashMap<Class, At>,
 }
 
@@ -58,7 +58,7 @@ impl Aside {
     pub(super) fn len(&self) -> usize {
         self.places.len()
     }
-    /// Requests of so many classes have asked.
+    /// How many classes of requests have queried.
     #[cfg(test)]
     pub(super) fn classes(&self) -> usize {
         self.asked.len()
@@ -85,7 +85,7 @@ impl Aside {
         Some(place)
     }
 
-    /// It has a marker that may be asked about.
+    /// The pool has a marker that may be queried.
     pub(super) fn ask_about(&mut self, pool: u32) {
         if let Some(place) = self.places.get_mut(&pool) {
             place.asking = true;
@@ -93,7 +93,7 @@ impl Aside {
         }
     }
 
-    /// The next ones to ask about, of those that may have `len` granules.
+    /// The next ones to query, of those that may have `len` granules.
     pub(super) fn next_to_ask(&mut self, len: u32) -> Vec<u32> {
         let class = Class::of(len);
         let last = self.asked.get(&class).copied().unwrap_or_default().max((len, 0));
@@ -106,8 +106,8 @@ impl Aside {
         next.into_iter().map(|(_, pool)| pool).collect()
     }
 
-    /// Those that may have `len` granules which a stream with this clock is ordered after; its own, which no clock names, among
-    /// them.
+    /// Those that may have `len` granules after which a stream with this clock is ordered; its own pools, which no clock names, are
+    /// among them.
     pub(super) fn in_order(&self, len: u32, to: TimelineId, clock: &Clock) -> Vec<u32> {
         let may = |&(on, pool): &(TimelineId, u32)| {
             let ordered = |place: &Place| on == to || place.least(len) <= clock.get(on);
@@ -123,7 +123,7 @@ impl Aside {
         }
     }
 
-    /// Of each class of lengths one that may have `len` granules.
+    /// For each class of lengths one that may have `len` granules.
     pub(super) fn of_each_class(&self, len: u32) -> impl Iterator<Item = u32> + use<'_> {
         first_of_each_class(&self.by_len, len)
     }
@@ -133,7 +133,7 @@ impl Aside {
         self.by_len.range((len, 0)..).map(|&(_, pool)| pool)
     }
 
-    /// Panics unless every pool that stands aside is found by its timeline and its length, and nobody else.
+    /// Panics unless exactly the pools that stand aside are found by their timelines and their lengths.
     pub(super) fn check(&self) {
         let by_len = |asking: bool| {
             let these = self.places.iter().filter(move |(_, p)| p.asking || !asking);

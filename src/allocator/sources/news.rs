@@ -1,8 +1,8 @@
-//! Word of a timeline's progress, for allocators that have passed its pools over until there is some.
+//! News of a timeline's progress, for allocators that set its pools aside until there is some.
 //!
-//! Whoever passes a pool over leaves its number here, and then looks at the timeline once more; whoever moves the timeline on
-//! says so afterwards. Both write the flag and what the other one reads by read-modify-writes, so that at least one of the two
-//! sees the other: no progress goes unheard. It may be heard twice, which costs a look.
+//! A thread that sets a pool aside registers its number here, and then looks at the timeline once more; a thread that makes the timeline
+//! progress notifies afterwards. Both access the flag, and what the other one reads, by read-modify-writes, so at least one of the two
+//! sees the other: no progress is missed. It may be notified twice, which costs a look.
 //!
 //! It does not know what is done with the news.
 
@@ -10,14 +10,14 @@ use crate::laws::cost;
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked};
 
-/// Numbers of an allocator's pools whose timelines have moved on.
+/// Numbers of an allocator's pools whose timelines have progressed.
 pub(crate) struct News(Ranked<Vec<u32>>);
 
 impl News {
     pub(super) fn new() -> Arc<News> {
         Arc::new(News(Ranked::new(Rank::Leaf, Vec::new())))
     }
-    /// What came since this was last asked.
+    /// The news since the last call.
     pub(super) fn take(&self) -> Vec<u32> {
         core::mem::take(&mut self.0.lock())
     }
@@ -31,7 +31,7 @@ impl News {
     }
 }
 
-/// Who waits for news of one timeline.
+/// The allocators and pools that wait for news of one timeline.
 pub(crate) struct Listeners {
     any: AtomicBool,
     all: Ranked<Vec<(Arc<News>, u32)>>,
@@ -42,7 +42,7 @@ impl Listeners {
         Listeners { any: AtomicBool::new(false), all: Ranked::new(Rank::Leaf, Vec::new()) }
     }
 
-    /// The next progress is told there, for this pool. What the timeline was before has to be looked at again after this.
+    /// Registers for the next progress, on behalf of this pool. The caller has to look at the timeline again after this.
     pub(super) fn listen(&self, news: &Arc<News>, pool: u32) {
         let mut all = self.all.lock();
         if !all.iter().any(|(n, p)| *p == pool && Arc::ptr_eq(n, news)) {
@@ -57,10 +57,10 @@ impl Listeners {
         self.all.lock().len()
     }
 
-    /// The timeline has a new marker, or more of it is complete.
+    /// Notifies that the timeline has a new marker, or more of it is complete.
     #[inline]
     pub(crate) fn tell(&self) {
-        // Not a load: it might miss who begins to listen.
+        // Not a load, which might miss a thread that starts to listen.
         if cost::tells(self.any.swap(false, Ordering::AcqRel)) {
             self.tell_all();
         }

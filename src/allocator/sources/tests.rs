@@ -1,4 +1,4 @@
-//! Whom a miss looks at: nobody who could serve is left out, and few others are asked.
+//! Which pools a miss looks at: none that could serve is left out, and few others are looked at.
 
 use super::{ASKED, Candidates, Class, MigrationSources};
 use crate::allocator::registry::CONTEXT;
@@ -52,7 +52,7 @@ fn eight_classes_to_a_power_of_two_and_the_longer_is_in_no_lower_one() {
     assert_eq!(Class::high(u32::MAX), u32::MAX);
 }
 
-/// Pools looked at by one allocation on each of `streams` streams, all of which stay.
+/// Pools looked at by one allocation on each of `streams` streams, all of which stay live.
 fn looked_at(config: Config, streams: usize, bytes: u64) -> usize {
     let gpu = allocator(config);
     let streams: Vec<_> = (0..streams).map(|_| gpu.stream().unwrap()).collect();
@@ -65,8 +65,8 @@ fn looked_at(config: Config, streams: usize, bytes: u64) -> usize {
     looked_at
 }
 
-/// With twice the streams, twice as many pools are looked at in all: not each by each. What is looked at is a pool whose bound
-/// was too high, once, or one that has something left of a segment.
+/// With twice the streams, twice as many pools are looked at in all, not each by each. A pool is looked at if its bound
+/// was too high, once, or if it has something left of a segment.
 #[test]
 fn a_miss_looks_at_pools_that_may_serve_and_at_few_others() {
     let shared = Config::default;
@@ -83,7 +83,7 @@ fn a_miss_looks_at_pools_that_may_serve_and_at_few_others() {
     }
 }
 
-/// Where it may not grow, it looks at all of them before it waits for one.
+/// If the pool may not grow, it looks at all of them before it waits for one.
 #[test]
 fn the_one_of_many_that_is_in_order_is_found() {
     for which in [0, 1, 63, 64, 99] {
@@ -104,7 +104,7 @@ fn the_one_of_many_that_is_in_order_is_found() {
 }
 
 /// Random programs: whatever was allocated, freed, migrated, trimmed or reported, the candidates are those that a look at every
-/// pool finds, and every pool stands where its bound says ([`Allocator::check`]).
+/// pool finds, and every pool is listed at its bound ([`Allocator::check`]).
 #[test]
 fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
     let mut seed = 13_u64;
@@ -147,7 +147,7 @@ fn the_candidates_are_those_that_a_look_at_every_pool_finds() {
 }
 
 /// An allocator on a simulated device that runs nothing by itself, and streams on each of which something was allocated and freed.
-/// All of it is pending, and nobody is ordered after it.
+/// All of it is pending, and no stream is ordered after it.
 fn pending(streams: usize) -> (Sim, Allocator<Sim>, Vec<Stream<Sim>>) {
     let sim = Sim::new(4 * GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
@@ -209,7 +209,7 @@ fn a_pool_that_stands_aside_comes_back_when_its_memory_is_complete() {
     }
 }
 
-/// All have markers and were looked at since, so that nothing brings them back; a few of them are asked about, each time others.
+/// All have markers and were looked at since, so that nothing brings them back; a few of them are queried, each time others.
 #[test]
 fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
     for which in [0, 40, 199] {
@@ -227,7 +227,7 @@ fn a_pool_that_stands_aside_is_found_by_a_stream_in_order_behind_it() {
     }
 }
 
-/// A stream is in order behind itself: also behind what its former pool has, which closed while the stream was still in use.
+/// A stream is ordered after itself: also after what its earlier pool has, which closed while the stream was still in use.
 #[test]
 fn what_a_streams_former_pool_has_is_its_own() {
     let (sim, gpu, streams) = pending(100);
@@ -244,7 +244,7 @@ fn what_a_streams_former_pool_has_is_its_own() {
     drop(elsewhere);
 }
 
-/// Nobody synchronises: a marker is made, its work ends, and a miss asks about it.
+/// The program never synchronises: a marker is made, its work ends, and a miss queries it.
 #[test]
 fn a_pool_that_stands_aside_is_asked_about_once_it_has_a_marker() {
     let (sim, gpu, streams) = pending(200);
@@ -254,7 +254,7 @@ fn a_pool_that_stands_aside_is_asked_about_once_it_has_a_marker() {
     for stream in &streams[20..40] {
         witness.wait_stream(stream).unwrap();
     }
-    // Not done: asked, in vain, and asked again when it is.
+    // Not complete: queried in vain, and again once it is complete.
     for _ in 0..10 {
         assert_eq!(served(&gpu, &late), (1, 0));
     }
@@ -263,7 +263,7 @@ fn a_pool_that_stands_aside_is_asked_about_once_it_has_a_marker() {
     assert_eq!(lent, 10, "of twenty that are done");
 }
 
-/// A range that is complete enters the pool: here one that comes back from another stream's use.
+/// A range that is complete enters the pool: here one that returns from another stream's use.
 #[test]
 fn a_pool_that_stands_aside_comes_back_when_something_complete_enters_it() {
     let (_, gpu, streams) = pending(100);
@@ -275,13 +275,13 @@ fn a_pool_that_stands_aside_comes_back_when_something_complete_enters_it() {
     assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
     home.synchronize().unwrap();
     user.synchronize().unwrap();
-    // Both streams' first ranges, and the one in flight once its home has drained it.
+    // Both streams' first ranges, and the one in flight once its home pool has drained it.
     assert_eq!([served(&gpu, &late), served(&gpu, &late), served(&gpu, &late)], [(0, 1), (0, 1), (1, 0)]);
     drop(gpu.alloc(9 * MIB, home).unwrap());
     assert_eq!(served(&gpu, &late), (0, 1), "what was in flight");
 }
 
-/// At the limit somebody has to be waited for: of a hundred, one, and one of those that have enough.
+/// At the limit some stream has to be waited for: one of a hundred, and one of those that have enough.
 #[test]
 fn at_the_limit_one_of_many_is_waited_for() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
@@ -298,7 +298,7 @@ fn at_the_limit_one_of_many_is_waited_for() {
     }
 }
 
-/// What a look at some of a heap's ranges says holds for all of them, for every length.
+/// What a look at some of a heap's ranges finds holds for all of them, for every length.
 #[test]
 fn a_look_at_some_ranges_bounds_all() {
     let (_, gpu, streams) = pending(3);
@@ -339,7 +339,7 @@ fn a_look_at_some_ranges_bounds_all() {
     assert_eq!(Some(state.heap.ripe(Kind::Large, 80, complete).longest), longest, "all were looked at");
 }
 
-/// What is left of large segments is nothing to those who ask for small ranges.
+/// What is left of large segments does not concern requests for small ranges.
 #[test]
 fn small_requests_do_not_look_at_what_large_segments_have() {
     let gpu = allocator(Config::default());
@@ -353,7 +353,7 @@ fn small_requests_do_not_look_at_what_large_segments_have() {
     drop((kept, small));
 }
 
-/// A stream that is ordered after some memory of thousands of others is not sent to them for what it is not ordered after.
+/// A stream that is ordered after some memory of thousands of others does not look at them for what it is not ordered after.
 #[test]
 fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
     let (_, gpu, streams) = pending(200);
@@ -375,8 +375,8 @@ fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
     gpu.check();
 }
 
-/// What is remembered of pools that were looked at in vain, by streams that come and go: at most two places a pool that there is,
-/// one a kind; and of news, heard and not, one for each time that a pool was set aside since the last miss.
+/// What is kept of pools that were looked at in vain, with streams that come and go: at most two places for each existing pool,
+/// one a kind; and of news, read or not, one for each time that a pool was set aside since the last miss.
 #[test]
 fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
     let sim = Sim::new(4 * GIB).schedule(Schedule::Latest);
@@ -425,14 +425,14 @@ fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
     assert!(max_news <= 2 * max_pools, "{max_news} entries of news, of {max_pools} pools at most");
 }
 
-/// A search looks at the first ranges of a pool, however many it has: each look in vain sees more of them, and then the pool stands
+/// A search looks at a pool's first ranges, however many it has: each look in vain sees more of them, and then the pool stands
 /// aside.
 #[test]
 fn a_pool_with_many_pending_ranges_stands_aside_after_some_looks() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let gpu = Allocator::new(sim.clone(), Config::default().growth(Growth::Exact)).unwrap();
     let streams: Vec<_> = (0..70).map(|_| gpu.stream().unwrap()).collect();
-    // One that is longer than the others too: to know that it is pending is not enough.
+    // One is longer than the others: to know that it is pending is not enough.
     let sizes = |n| if n == 0 { 64 * KIB } else { 4 * KIB };
     let of_each = |stream| (0..100).map(|n| gpu.alloc(sizes(n), stream).unwrap()).collect();
     let blocks: Vec<Vec<_>> = streams.iter().map(of_each).collect();
@@ -448,7 +448,7 @@ fn a_pool_with_many_pending_ranges_stands_aside_after_some_looks() {
         gpu.check();
         before
     });
-    // Then its own, of which it does not know yet that nothing is left, and those to be asked about.
+    // Then its own, of which it does not know yet that nothing is left, and those to be queried.
     let [first, second, rest @ ..] = looked_at;
     assert!(first == 70 && second >= 70 && rest.iter().all(|&n| n <= 1 + ASKED), "{looked_at:?}");
 }

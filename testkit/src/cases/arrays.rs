@@ -17,11 +17,16 @@ pub(super) const CASES: &[Case] = &[
         kills: &["z20", "array-birth-unseen"],
         run: new_bytes,
     },
-    Case { name: "foreign work at home, read elsewhere", kills: &["array-open-unseen"], run: foreign_work },
+    Case { name: "declared work at home, read elsewhere", kills: &["array-open-unseen"], run: declared_work },
     Case {
         name: "written elsewhere, read at home",
         kills: &["z35", "array-use-lost", "array-use-unseen"],
         run: written_elsewhere,
+    },
+    Case {
+        name: "an array of memory that was written elsewhere",
+        kills: &["array-past-unseen"],
+        run: written_before,
     },
     Case {
         name: "read elsewhere twice, written at home",
@@ -47,10 +52,10 @@ pub(super) const CASES: &[Case] = &[
         kills: &["open-ends-early"],
         run: guarded_beside_many,
     },
-    Case { name: "a shared source whose token is dropped", kills: &["keeper-at-once"], run: shared_source },
+    Case { name: "a shared source whose token is dropped", kills: &["deferred-at-once"], run: shared_source },
     Case {
         name: "a query that fails while a source is kept",
-        kills: &["keeper-error-done"],
+        kills: &["deferred-error-done"],
         run: failing_query,
     },
     Case {
@@ -59,11 +64,11 @@ pub(super) const CASES: &[Case] = &[
         run: large_source,
     },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
-    Case { name: "an owner of external memory", kills: &["foreign-at-once"], run: foreign_owner },
+    Case { name: "an owner of external memory", kills: &["external-at-once"], run: external_owner },
     Case {
         name: "an owner of external memory, one of whose streams was synchronised",
-        kills: &["keeper-first-done"],
-        run: foreign_owner_of_two,
+        kills: &["deferred-first-done"],
+        run: external_owner_of_two,
     },
 ];
 
@@ -125,7 +130,7 @@ fn new_bytes() -> Outcome {
 }
 
 /// A kernel of the program's own on s, declared; t reads what it wrote.
-fn foreign_work() -> Outcome {
+fn declared_work() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
     let x = settled(&w, 1, &s)?;
@@ -135,6 +140,19 @@ fn foreign_work() -> Outcome {
     let word = u64::from_ne_bytes([2; 8]);
     w.sim.launch(s.native(), theirs.body(move |memory| memory.fill(at, bytes, word))).map_err(said)?;
     brings(x.to_pinned(&t).map_err(said)?, 2)?;
+    drop((x, s, t));
+    w.end()
+}
+
+/// t writes an array whose memory becomes another array; s reads that.
+fn written_before() -> Outcome {
+    let w = World::at(8);
+    let [s, t] = w.streams();
+    let mut x = settled(&w, 1, &s)?;
+    kernel::fill(&mut x, 2, &t).map_err(said)?;
+    let block = x.into_allocation().map_err(|_| "the memory is the allocator's".to_owned())?;
+    let x = Array::from_allocation(block, LEN).map_err(|(_, e)| said(e))?;
+    brings(x.to_pinned(&s).map_err(said)?, 2)?;
     drop((x, s, t));
     w.end()
 }
@@ -207,7 +225,7 @@ fn panics_when_queued() -> Outcome {
     w.end()
 }
 
-/// Somebody asks whether the kept source's copy is done, and the answer is an error; somebody else gets pinned memory.
+/// A query whether the kept source's copy is done fails; another request gets pinned memory.
 fn failing_query() -> Outcome {
     let w = World::at(8);
     let [s] = w.streams();
@@ -223,7 +241,7 @@ fn failing_query() -> Outcome {
     w.end()
 }
 
-/// A source of its own segment, whose token is dropped while the copy is under way; somebody else gets as much.
+/// A source of its own segment, whose token is dropped while the copy is under way; another request gets as much.
 fn large_source() -> Outcome {
     const LARGE: usize = 12 << 20;
     let w = World::at(16);
@@ -319,7 +337,7 @@ fn without_marker() -> Outcome {
     w.end()
 }
 
-/// Memory that changes hands is wiped, also for a first reader on another stream.
+/// Reused memory is wiped, also for a first reader on another stream.
 fn new_tenant() -> Outcome {
     for elsewhere in [false, true] {
         let w = World::new(World::config(1).scrub(true));
@@ -337,28 +355,28 @@ fn new_tenant() -> Outcome {
 
 /// Another library, and an array in the one block that it has.
 #[allow(unsafe_code, reason = "the library's block lives as long as the array")]
-fn foreign(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
+fn external(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
     let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
     let theirs = library.stream().map_err(said)?;
     let block = library.alloc(MIB, &theirs).map_err(said)?;
     let memory = ExternalMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
-    // SAFETY: the block is the owner, and nobody else uses it.
+    // SAFETY: the block is the owner, and nothing else uses it.
     let made = unsafe { Array::from_external(memory, LEN, home, block) };
     Ok((library, theirs, made.map_err(|(_, e)| said(e))?))
 }
 
 /// Another library's block, given back to it while t still writes it, and used by it at once.
-fn foreign_owner() -> Outcome {
-    foreign_owner_by(|w, [_, t], x| {
+fn external_owner() -> Outcome {
+    external_owner_by(|w, [_, t], x| {
         kernel::fill(x, 2, t).map_err(said)?;
         Ok(Box::new(|| w.gpu.trim(Trim::All).map(drop).map_err(said)))
     })
 }
 
 /// The same while s still writes it, behind t, which was waited for: one use is over and the other not.
-fn foreign_owner_of_two() -> Outcome {
-    foreign_owner_by(|_, [s, t], x| {
+fn external_owner_of_two() -> Outcome {
+    external_owner_by(|_, [s, t], x| {
         kernel::fill(&mut x.slice_mut(..LEN / 2), 2, t).map_err(said)?;
         kernel::fill(&mut x.slice_mut(LEN / 2..), 3, s).map_err(said)?;
         Ok(Box::new(|| t.synchronize().map_err(said)))
@@ -368,12 +386,12 @@ fn foreign_owner_of_two() -> Outcome {
 type Then<'a> = Box<dyn FnOnce() -> Outcome + 'a>;
 
 /// Uses external memory, drops the array, does what the uses said, and the device is not done; then it is.
-fn foreign_owner_by(
+fn external_owner_by(
     uses: impl for<'a> FnOnce(&'a World, &'a [Stream<Sim>; 2], &mut Array) -> Result<Then<'a>, String>,
 ) -> Outcome {
     let w = World::at(8);
     let streams = w.streams();
-    let (library, theirs, mut x) = foreign(&w, &streams[0])?;
+    let (library, theirs, mut x) = external(&w, &streams[0])?;
     let then = uses(&w, &streams, &mut x)?;
     drop(x);
     then()?;

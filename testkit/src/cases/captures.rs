@@ -1,4 +1,4 @@
-//! Bugs that end somebody's capture, or forget what a stream holds that only calls which name it may mark.
+//! Bugs that end a capture by other code, or forget what a stream holds that only calls which name it may mark.
 
 use super::{Case, Outcome, World, at, ensure, said};
 use millpond::{Config, Growth, Limit, Stream, Trim};
@@ -36,7 +36,7 @@ fn undeclared(mib: u64) -> Result<(World, Undeclared), String> {
     Ok((w, (native, s)))
 }
 
-/// Somebody captures on a stream that nobody told us of, while memory that another stream freed is looked for.
+/// Other code captures on a stream that was not declared, while memory that another stream freed is searched.
 fn trim_beside_a_capture() -> Outcome {
     let (w, (native, s)) = undeclared(8)?;
     w.written_and_freed(4, &s)?;
@@ -99,7 +99,7 @@ fn capture_inside_the_only_record() -> Outcome {
     w.end()
 }
 
-/// Another stream wants what this one freed: it gets it as soon as this one is named.
+/// Another stream needs what this one freed: it gets it as soon as this one is named.
 fn named_again() -> Outcome {
     let (w, (native, s)) = undeclared(4)?;
     let t = w.stream();
@@ -111,7 +111,7 @@ fn named_again() -> Outcome {
     w.end()
 }
 
-/// It ends with its last free not covered by any marker: that is nobody's before the device is quiet.
+/// It ends with its last free not covered by any marker: no stream may have that memory before the device is idle.
 fn unmarked_end() -> Outcome {
     let (w, (native, s)) = undeclared(4)?;
     let t = w.stream();

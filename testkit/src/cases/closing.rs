@@ -26,9 +26,13 @@ pub(super) const CASES: &[Case] = &[
         kills: &["closed-drains-ordered"],
         run: closed_drains,
     },
-    Case { name: "a closed line is kept", kills: &["line-retired-early"], run: closed_line_is_kept },
+    Case {
+        name: "a closed timeline is kept",
+        kills: &["timeline-retired-early"],
+        run: closed_timeline_is_kept,
+    },
     Case { name: "a trim of a closed pool", kills: &["closed-keeps-out"], run: closed_pool_is_trimmed },
-    Case { name: "a stream adopted again", kills: &["line-unlinked"], run: adopted_again },
+    Case { name: "a stream adopted again", kills: &["timeline-unlinked"], run: adopted_again },
     Case { name: "a stream ends with its last use", kills: &["open-forgotten"], run: ends_with_last_use },
     Case { name: "a context marker that fails", kills: &["context-due-lost"], run: context_marker_fails },
     Case { name: "an end that cannot wait", kills: &["end-unwaited"], run: end_that_cannot_wait },
@@ -131,8 +135,8 @@ fn closed_admits() -> Outcome {
     w.end()
 }
 
-/// t reads what s has freed, s waits for it and is closed: that s comes behind the read orders nobody else behind it, so
-/// the range stays in flight until t is done, however often somebody looks.
+/// t reads what s has freed, s waits for it and is closed: that s comes after the read orders no other stream after it, so
+/// the range stays in flight until t is done, however often it is looked at.
 fn closed_drains() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
@@ -172,7 +176,7 @@ fn closing_marker_is_kept() -> Outcome {
 
 /// Closed is not complete: the line stays known. A part of the segment is in use, so that a trim, whose free would wait for the
 /// device, gives nothing back.
-fn closed_line_is_kept() -> Outcome {
+fn closed_timeline_is_kept() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
     drop(w.alloc(4, &s)?);
@@ -197,7 +201,7 @@ fn closed_pool_is_trimmed() -> Outcome {
     w.end()
 }
 
-/// Somebody's stream is adopted again after its pool closed; when its old timeline is over, it still is one stream.
+/// Other code's stream is adopted again after its pool closed; when its old timeline is over, it still is one stream.
 fn adopted_again() -> Outcome {
     let w = World::at(4);
     let native = w.sim.stream().map_err(said)?;

@@ -90,7 +90,7 @@ fn chain_that_is_over() -> Outcome {
     Ok(())
 }
 
-/// One stream waits for many that have waited for nobody: no answer tells of another, and each is over.
+/// One stream waits for many that have waited for none: no answer covers another, and each is over.
 fn behind_many_that_are_over() -> Outcome {
     let w = unjudged(Config::default());
     let (one, all) = (w.stream(), streams(&w, 200));
@@ -104,7 +104,7 @@ fn behind_many_that_are_over() -> Outcome {
     Ok(())
 }
 
-/// All is pending: whoever waits asks about it only if there is twice as much as at the last look.
+/// All is pending: a wait causes queries only if there are twice as many names as at the last look.
 fn chain_that_is_pending() -> Outcome {
     let w = unjudged(Config::default());
     let n = 200;
@@ -137,7 +137,7 @@ fn block_that_many_read() -> Outcome {
     Ok(())
 }
 
-/// A pool with room frees blocks that another stream has done with, and blocks that one still uses. Nobody misses.
+/// A pool with free memory frees blocks that another stream has finished with, and blocks that one still uses. No request misses.
 fn frees_and_hits() -> Outcome {
     let w = unjudged(Config::default());
     let [home, done, busy] = w.streams();
@@ -179,7 +179,7 @@ fn streams_come_and_go() -> Outcome {
     Ok(())
 }
 
-/// Nobody looks through all pools for each stream that is made.
+/// A new stream must not cause a look at all pools.
 fn streams_come_and_stay() -> Outcome {
     let w = unjudged(Config::default());
     let few = streams(&w, 100);
@@ -203,7 +203,7 @@ fn streams_come_and_go_unasked() -> Outcome {
     Ok(())
 }
 
-/// Five hundred events at once, and then one at a time: those that nobody refers to go back to the driver while the program goes on.
+/// Five hundred events at once, and then one at a time: those that no marker refers to go back to the driver while the program continues.
 fn events_of_a_burst() -> Outcome {
     let w = unjudged(Config::default());
     let s = w.stream();
@@ -218,7 +218,7 @@ fn events_of_a_burst() -> Outcome {
     }
     let left = w.sim.ledger().events;
     ensure!(left <= 80, "{left} driver events are left of {most}, where one is in use");
-    // A trim gives all of them back that nobody has: of another burst too.
+    // A trim gives back all that no marker refers to: of another burst too.
     let burst: Result<Vec<_>, _> = (0..500).map(|_| s.record()).collect();
     drop(burst.map_err(said)?);
     w.gpu.synchronize().map_err(said)?;
@@ -274,7 +274,7 @@ fn events_of_a_burst_and_waits() -> Outcome {
     Ok(())
 }
 
-/// A look comes by all timelines: it is due when as many markers were made.
+/// A look visits all timelines: it is due when as many markers were made.
 fn markers_beside_many_streams() -> Outcome {
     let w = unjudged(Config::default());
     let n = 4000;

@@ -1,9 +1,9 @@
-//! Random programs of several threads' default streams: each thread has its own, all have the context's legacy one and one that somebody
-//! made. The threads take turns, so that a seed is a program; they end, and others begin. What a thread adopts as its own may be a reference that another
-//! one made, which has ended or not.
+//! Random programs of several threads' default streams: each thread has its own, all have the context's legacy one and one that other code
+//! made. The threads take turns, so that a seed is a program; they end, and others begin. What a thread adopts as its own may be a reference that
+//! another one made, which has ended or not.
 //!
-//! Who orders a stream behind another thread's has an event that that thread recorded, because naming the stream itself is refused there.
-//! This too is drawn, with every verb that names a stream: the answer is the typed error, and every figure of the report is what it was.
+//! To order a stream after another thread's, a thread uses an event that that thread recorded, because naming the stream itself is refused there.
+//! This too is drawn, with every function that names a stream: the answer is the typed error, and every figure of the report is what it was.
 
 use super::random::of_seed;
 use super::{Block, Outcome, World, ensure, said};
@@ -24,7 +24,7 @@ const THREADS: usize = 3;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what it is told, with the bug planted that is planted here.
+/// A thread that runs the jobs it receives, with the bug planted that is planted here.
 struct Worker(mpsc::Sender<Job>);
 
 impl Worker {
@@ -144,7 +144,7 @@ impl Run {
 
     /// This thread's default stream.
     fn open(&mut self) -> Outcome {
-        // Whoever made the reference, and whether they live or not, the stream is this thread's.
+        // Whichever thread made the reference, and whether it lives or not, the stream is this thread's.
         let made: Vec<_> = self.lanes[2..].iter().map(|lane| lane.stream.native().clone()).collect();
         let theirs = !made.is_empty() && self.dice.one_in(2);
         let reference = if theirs { self.dice.of(&made).clone() } else { self.w.sim.per_thread_stream() };

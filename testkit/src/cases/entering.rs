@@ -261,7 +261,7 @@ fn served(w: &World, mib: u64, s: &Stream<Sim>, lent: bool) -> Result<Block, Str
     Ok(y)
 }
 
-/// Memory of a hundred streams was looked at in vain; then that of one is complete and is lent.
+/// Memory of a hundred streams was looked at in vain; then that of one is complete and migrates.
 fn one_of_many_completes() -> Outcome {
     let w = World::new(World::config(4000));
     let streams = many_pending(&w)?;
@@ -273,7 +273,7 @@ fn one_of_many_completes() -> Outcome {
     w.end()
 }
 
-/// The same; then what another stream used comes back to the pool of one, complete, and is lent.
+/// The same; then what another stream used returns to the pool of one, complete, and migrates.
 fn one_of_many_is_entered() -> Outcome {
     let w = World::new(World::config(4000));
     let streams = many_pending(&w)?;
@@ -312,7 +312,7 @@ fn chain_of_waits() -> Outcome {
     w.end()
 }
 
-/// Foreign code destroys a stream and makes another, with the same native value: it is another stream.
+/// Other code destroys a stream and makes another, with the same native value: it is another stream.
 fn handle_comes_back() -> Outcome {
     let w = World::new(super::Config::default());
     let native = w.sim.stream().map_err(said)?;

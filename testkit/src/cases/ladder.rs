@@ -1,4 +1,4 @@
-//! The miss ladder: growth, trims, and who may be made to wait.
+//! The miss ladder: growth, trims, and which streams may be made to wait.
 
 use super::{Case, Outcome, World, ensure, said};
 use millpond::units::MIB;
@@ -33,7 +33,7 @@ fn segment_in_use() -> Outcome {
     w.end()
 }
 
-/// Room for the request and not for the segment one would like: the request is served.
+/// There is enough left for the request and not for the planned segment: the request is served.
 fn growth_shrinks() -> Outcome {
     let w = World::new(Config::default().limit(Limit::Bytes(5 * MIB)));
     let s = w.stream();
@@ -43,7 +43,7 @@ fn growth_shrinks() -> Outcome {
     w.end()
 }
 
-/// The device refused once: the room under the limit is there for the next try.
+/// The device refused once: the bytes under the limit are available for the next attempt.
 fn refused_growth() -> Outcome {
     let w = World::at(4);
     let s = w.stream();
@@ -56,7 +56,7 @@ fn refused_growth() -> Outcome {
     w.end()
 }
 
-/// What an idle stream's pool has in flight is complete some time, though nobody allocates there.
+/// What an idle stream's pool has in flight completes at some time, though nothing allocates there.
 fn trim_of_idle_pools() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();
@@ -155,8 +155,8 @@ fn deterministic_goes_back() -> Outcome {
     w.end()
 }
 
-/// A cross-stream use is known complete and its range still in flight, in a pool where nobody allocates: when memory is out,
-/// it is drained all the same.
+/// A cross-stream use is known complete and its range still in flight, in a pool where nothing allocates: when memory is out,
+/// it is drained nevertheless.
 fn known_complete_is_drained() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();

@@ -16,9 +16,9 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a record that fails", kills: &["failed-record"], run: failed_record },
     Case { name: "what a marker knew", kills: &["z30"], run: what_a_marker_knew },
     Case { name: "what a complete marker knew", kills: &["complete-joins-now"], run: complete_marker_knew },
-    Case { name: "whose marker it was", kills: &["wait-wrong-line"], run: whose_marker },
+    Case { name: "whose marker it was", kills: &["wait-wrong-timeline"], run: whose_marker },
     Case { name: "the marker that covers", kills: &["cover-older"], run: covering_marker },
-    Case { name: "one marker complete, one not", kills: &["fold-off-by-one"], run: half_folded },
+    Case { name: "one marker complete, one not", kills: &["poll-off-by-one"], run: half_complete },
     Case { name: "synchronize means complete", kills: &["z11"], run: synchronize_is_real },
     Case {
         name: "names of streams that are gone",
@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a due marker that fails", kills: &["due-dropped"], run: due_marker_fails },
 ];
 
-/// Between a marker's number and its record, another thread wants what it will cover.
+/// Between a marker's number and its record, another thread needs what it will cover.
 fn marker_not_yet_recorded() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();
@@ -194,7 +194,7 @@ fn covering_marker() -> Outcome {
 }
 
 /// Of two markers the first is complete, the write between them is not.
-fn half_folded() -> Outcome {
+fn half_complete() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();
     let x = w.alloc(4, &s)?;

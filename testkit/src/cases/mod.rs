@@ -241,7 +241,7 @@ pub fn at(_point: &'static str, _nth: u32, then: impl FnOnce() + Send + 'static)
     then();
 }
 
-/// Nobody is to be stopped any more.
+/// No thread is to be stopped any more.
 pub fn forget_points() {
     #[cfg(millpond_mutants)]
     millpond::mutant::forget_points();
@@ -270,7 +270,7 @@ impl Held {
                 let _ = let_go.recv();
             });
             let event = s.record().map_err(said);
-            // One that was never stopped lets nobody wait for that.
+            // If no thread was stopped, none may wait for that.
             forget_points();
             event
         });

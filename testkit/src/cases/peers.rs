@@ -17,7 +17,7 @@ pub(super) const CASES: &[Case] = &[
 
 const LEN: usize = 1 << 20;
 
-/// Two devices that run nothing before they must, with room for one array each; and on each a stream and an array that is filled with a number.
+/// Two devices that run nothing before they must, with memory for one array each; and on each a stream and an array that is filled with a number.
 struct Two {
     near: (World, Stream<Sim>, DeviceArray<u8, Sim>),
     far: (World, Stream<Sim>, DeviceArray<u8, Sim>),

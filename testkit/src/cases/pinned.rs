@@ -76,7 +76,7 @@ fn safe_call() -> Outcome {
     w.end()
 }
 
-/// A safe call names addresses where nothing is pinned, and before it runs somebody pins memory there.
+/// A safe call names addresses where nothing is pinned, and before it runs, memory is pinned there.
 fn pinned_later() -> Outcome {
     let w = World::new(Config::default().pinned_limit(4096));
     let s = w.stream();

@@ -24,7 +24,7 @@ const LENGTHS: [usize; 3] = [40, 80, 160];
 
 /// The verbs of a program; 0 is to allocate.
 const FREE: usize = 1;
-const FOREIGN: usize = 2;
+const CROSS_STREAM: usize = 2;
 const HOME: usize = 3;
 const UNKNOWN: usize = 4;
 const REBIRTH: usize = 5;
@@ -64,7 +64,7 @@ impl Clock {
 
 struct Line {
     stream: Option<Stream<Sim>>,
-    /// Where foreign code keeps the stream that it lent us.
+    /// The native stream that other code made and this allocator adopted.
     native: Option<SimStream>,
     clock: Clock,
 }
@@ -89,11 +89,11 @@ struct Run {
     faulty: bool,
     /// Completion is learnt from waits only.
     deterministic: bool,
-    /// Foreign streams are not declared, may end while their memory lives, and somebody captures beside.
+    /// Adopted streams are not declared, may end while their memory lives, and other code captures meanwhile.
     undeclared: bool,
     /// Default streams are among them: the legacy one, and this thread's own.
     defaults: bool,
-    /// What changes hands is wiped.
+    /// Reused memory is wiped.
     scrubs: bool,
     /// Captures begin inside calls.
     captured: bool,
@@ -115,7 +115,7 @@ pub fn run(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Plain)
 }
 
-/// The same with streams that are not declared, beside somebody's captures.
+/// The same with streams that are not declared, beside captures by other code.
 pub fn run_undeclared(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Undeclared)
 }
@@ -125,7 +125,7 @@ pub fn run_with_defaults(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Defaults)
 }
 
-/// The same on an allocator that wipes what changes hands: who gets bytes reads zeroes first.
+/// The same on an allocator that scrubs: the next owner of bytes reads zeroes first.
 pub fn run_scrubbing(seed: u64) -> (usize, Outcome) {
     run_as(seed, Kind::Scrubs)
 }
@@ -172,7 +172,7 @@ fn run_as(seed: u64, kind: Kind) -> (usize, Outcome) {
                 Kind::Rarer => run.step_rarer()?,
                 _ => run.step()?,
             }
-            // Who was to be stopped in this operation is not stopped in another: by then its streams may be gone.
+            // A stop that was meant for this operation must not happen in another: by then its streams may be gone.
             super::forget_points();
             if let Some(v) = run.w.sim.violations().first() {
                 return Err(v.to_string());
@@ -230,7 +230,7 @@ impl Run {
         });
         // Programs that never do this and mostly that meet what evenly mixed ones do not.
         let mut weights = WEIGHTS;
-        for w in &mut weights[FOREIGN..] {
+        for w in &mut weights[CROSS_STREAM..] {
             *w *= *dice.of(&[0, 1, 1, 4]);
         }
         let mut run = Run {
@@ -264,7 +264,7 @@ impl Run {
         if self.defaults && self.dice.one_in(2) && self.open_default() {
             return;
         }
-        // Where captures are what it is about, most streams are somebody's.
+        // If captures are the subject, most streams are other code's.
         let lent = self.dice.one_in(3) != self.captured;
         let native = lent.then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
@@ -279,7 +279,7 @@ impl Run {
         self.lines.push(Line { stream: Some(stream), native, clock: Clock::default() });
     }
 
-    /// A default stream, if it is not open. It never ends: whoever has it goes on with it when it is ours no more.
+    /// A default stream, if it is not open. It never ends: its owner continues with it when it is no longer adopted.
     fn open_default(&mut self) -> bool {
         let native =
             if self.dice.one_in(2) { self.w.sim.legacy_stream() } else { self.w.sim.per_thread_stream() };
@@ -359,7 +359,7 @@ impl Run {
         Ok(())
     }
 
-    /// An operation, and now and then somebody's capture around it, unless it waits for the device.
+    /// An operation, and now and then a capture by other code around it, unless it waits for the device.
     fn step_beside(&mut self) -> Outcome {
         if !self.dice.one_in(4) {
             return self.step();
@@ -376,13 +376,13 @@ impl Run {
             }
             _ => self.alloc()?,
         }
-        // Nobody is stopped behind its end.
+        // No thread is stopped after its end.
         super::forget_points();
         self.w.sim.end_capture(&theirs).map(drop).map_err(|e| format!("somebody's capture ended: {e}"))
     }
 
-    /// An operation, and now and then somebody's capture on a stream that he lent us: it begins inside, behind the question whether the stream
-    /// captures and for as long as the operation goes on, or right before a record on it and ends right behind that.
+    /// An operation, and now and then a capture by other code on a stream that it shares with us: it begins inside, after the check whether the stream
+    /// captures and for as long as the operation lasts, or right before a record on it and ends right after that.
     fn step_captured(&mut self) -> Outcome {
         let is_lent = |&i: &usize| self.lines[i].native.is_some() && self.lines[i].stream.is_some();
         let lent: Vec<usize> = (0..self.lines.len()).filter(is_lent).collect();
@@ -484,7 +484,7 @@ impl Run {
         }
     }
 
-    /// Nobody has a stream, but blocks of it are live: by one of them it is had again, and what was said of it holds.
+    /// No handle of a stream is left, but blocks of it are live: one of them gives the stream out again, and what was declared of it holds.
     fn found_again(&mut self, on: usize, s: Stream<Sim>) -> Outcome {
         let id = s.id();
         self.lines[on].stream = None;
@@ -575,7 +575,7 @@ impl Run {
         }
         let block = x.into_allocation().map_err(|_| "it is an allocation's".to_owned())?;
         if how == 7 {
-            // The block is somebody else's memory, as its own home stream brings it in; its owner goes when both uses are over.
+            // The block is external memory, as its own home stream imports it; its owner is dropped when both uses are over.
             let Some(first) = self.lines[home].stream.clone() else { return Ok(()) };
             let memory = ExternalMemory { address, bytes, device: self.w.gpu.device() };
             for before in [&s, &t] {
@@ -603,7 +603,7 @@ impl Run {
         let block = if self.live.is_empty() { None } else { Some(self.dice.below(self.live.len())) };
         match (verb.expect("a verb"), block) {
             (FREE, Some(i)) => self.free(i),
-            (FOREIGN, Some(i)) => self.foreign_use(i),
+            (CROSS_STREAM, Some(i)) => self.cross_stream_use(i),
             (HOME, Some(i)) => {
                 let (home, writes) = (self.live[i].home, self.dice.one_in(2));
                 if self.lines[home].stream.is_some() && self.order(i, home, writes)? {
@@ -664,8 +664,8 @@ impl Run {
                 self.alloc_of(self.page, other, &b)
             }
             Some(user) if self.lines[user].stream.is_some() && self.dice.one_in(2) => {
-                // Another stream comes to know the home stream as it is, the home stream its user, and then the other
-                // wants the bytes.
+                // Another stream learns of the home stream as it is, the home stream of its user, and then the other
+                // needs the bytes.
                 let (other, b) = self.any();
                 let (s, a) = (self.lines[home].stream.clone(), self.lines[user].stream.clone());
                 if let (Some(s), Some(a)) = (s, a) {
@@ -744,7 +744,7 @@ impl Run {
     }
 
     /// A use on another stream: declared before or after the launch, or exact; now and then only declared.
-    fn foreign_use(&mut self, i: usize) -> Outcome {
+    fn cross_stream_use(&mut self, i: usize) -> Outcome {
         let (on, s) = self.any();
         let home = self.live[i].home;
         let writes = self.dice.one_in(2);
@@ -788,7 +788,7 @@ impl Run {
         }
     }
 
-    /// A block that two other streams use is freed; a part of it goes to another, one of the two is done, and the home stream wants
+    /// A block that two other streams use is freed; a part of it goes to another, one of the two is done, and the home stream needs
     /// what is left.
     fn shared_out(&mut self) -> Outcome {
         let mut open: Vec<usize> =
@@ -809,7 +809,7 @@ impl Run {
             self.host.join(&line.clock);
         }
         self.w.gpu.trim(Trim::All).or_else(planted_fault)?;
-        // All there is, or some: a lend takes 2 MiB at least, and something is to be left.
+        // All there is, or some: a migration takes 2 MiB at least, and something is to be left.
         let taken: u64 = self.live.iter().map(|l| l.block.len()).sum();
         let most = self.limit.saturating_sub(taken) / self.page;
         let pages = if self.dice.one_in(4) { most.min(2 + self.dice.below(3) as u64) } else { most };
@@ -841,7 +841,7 @@ impl Run {
     }
 
     /// Of three blocks in a row the second comes back complete between the first, which is complete, and the third, which is not;
-    /// their stream wants as much as two, and another one the rest.
+    /// their stream needs as much as two, and another one the rest.
     fn between(&mut self, (home, s): (usize, &Stream<Sim>), user: usize) -> Outcome {
         let live = self.live.len();
         self.alloc_of(3 * self.page, home, s)?;
@@ -870,7 +870,7 @@ impl Run {
         self.alloc_of(self.page, other, &b)
     }
 
-    /// Used by somebody who says nothing, and freed as such.
+    /// Used without a record, and freed as such.
     fn free_unknown(&mut self, i: usize) -> Outcome {
         let (on, _) = self.any();
         if self.order(i, on, true)? {
@@ -945,7 +945,7 @@ impl Run {
         self.hear_of(e, self.page)
     }
 
-    /// A stream waits for an event, or the host asks or waits; then somebody wants memory.
+    /// A stream waits for an event, or the host queries or waits; then a stream needs memory.
     fn hear_of(&mut self, e: usize, bytes: u64) -> Outcome {
         let (on, s) = self.any();
         let (event, known, _) = &self.events[e];
@@ -1014,7 +1014,7 @@ impl Run {
         }
         self.lines[on].stream = None;
         if self.undeclared && self.dice.one_in(2) {
-            // Whoever made it ends it, and another has its handle.
+            // Its owner ends it, and another stream has its handle.
             self.lines[on].native = None;
         }
         self.open();
@@ -1109,7 +1109,7 @@ impl Run {
         Ok(())
     }
 
-    /// Foreign code goes on with a stream that it had lent us, on a block whose use there was declared.
+    /// Other code continues with a stream that it shares with us, on a block whose use there was declared.
     fn late_launch(&mut self) -> Outcome {
         for i in 0..self.live.len() {
             for on in self.live[i].declared.clone() {
@@ -1130,7 +1130,7 @@ impl Run {
             return None;
         }
         let point = *self.dice.of(points);
-        // There the stopped thread holds its pool's lock: nobody may want one.
+        // There the stopped thread holds its pool's lock: no other thread may need one.
         let locked = matches!(point, "sealed" | "unsealed");
         let ((_, a), (_, b)) = (self.any(), self.any());
         let gpu = self.w.gpu.clone();
@@ -1160,7 +1160,7 @@ impl Run {
                 drop((a, b));
                 self.end_at(point, on);
             }
-            // Where the host waits for memory, it would wait for what the stopped thread has in hand.
+            // Where the host waits for memory, it would wait for what the stopped thread has in transit.
             _ if self.hasty => {
                 let (sim, bytes) = (self.w.sim.clone(), self.page);
                 at(point, 1, move || {
@@ -1175,7 +1175,7 @@ impl Run {
     }
 
     /// Now and then the next operation, on a stream, is stopped, and another thread makes the stream wait for a second one
-    /// behind which a block was just freed: what is told of the first as it was is not told of that. How many bytes.
+    /// behind which a block was just freed: what the first one's marker covers does not cover that. How many bytes.
     fn learns(&mut self, on: usize, point: &'static str) -> Option<u64> {
         if !self.dice.one_in(4) {
             return None;
@@ -1219,7 +1219,7 @@ impl Run {
             lines.clear();
             w.gpu.trim(Trim::All).map_err(said)?;
             let streams = w.sim.ledger().streams;
-            // A block that is kept as somebody's memory keeps its stream.
+            // A block that is kept as external memory keeps its stream.
             ensure!(
                 streams == 0 || w.gpu.bookkeeping().kept > 0,
                 "{streams} streams are left that nobody holds and nothing uses"

@@ -23,11 +23,11 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "trace of DestroyWhileMarking", kills: &["z39"], run: destroy_while_marking },
 ];
 
-/// What s0 wrote and freed goes to s2 behind a wait; the half that s2 does not take goes on to s1, which knows nobody.
+/// What s0 wrote and freed goes to s2 behind a wait; the half that s2 does not take goes on to s1, which is ordered after no stream.
 fn handle_stamp_at_free_only() -> Outcome {
     let w = World::at(2);
     let [s0, s1, s2] = w.streams();
-    // Both cells are written: which of them a lend cuts off first is not the program's to choose.
+    // Both cells are written: the program cannot choose which of them a migration cuts off first.
     w.written_and_freed(2, &s0)?;
     let one = w.alloc(1, &s2)?;
     let two = w.claim(1, &s1)?;

@@ -93,7 +93,7 @@ impl Run {
     }
 
     /// Two threads read one array on one stream, mostly its home. The second one's read is queued, mostly behind a marker, while the
-    /// first one stands between the stamp of its own and what it says of that. Whoever writes the array then comes after both.
+    /// first one stands between the stamp of its own and its record. A later write of the array comes after both.
     fn read_together(&mut self, made: &mut usize) -> Outcome {
         let home = self.dice.below(self.streams.len());
         let on = if self.dice.one_in(4) { self.dice.below(self.streams.len()) } else { home };
@@ -113,7 +113,7 @@ impl Run {
             let _ = brought.send(second);
         });
         let read = first.copy_from_device(&*x, &s).map_err(said);
-        // With what the point would have done, if nobody came to it: the second copy is not made then.
+        // If no thread reached the point, the second copy is not made.
         forget_points();
         read?;
         *made += 2 + usize::from(marked);
@@ -168,7 +168,7 @@ impl Run {
             }
         });
         let operated = self.operate(to, from, by, on);
-        // Who was to be stopped in this operation is not stopped in another.
+        // A stop that was meant for this operation must not happen in another.
         forget_points();
         operated?;
         let held = self.held.lock().expect("not poisoned").take();

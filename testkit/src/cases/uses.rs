@@ -115,7 +115,7 @@ fn late_work_beside_many() -> Outcome {
     w.end()
 }
 
-/// Nobody has the declared stream when all are looked at, but what was allocated on it, which gives it out again.
+/// When all uses are looked at, no reference to the declared stream is left except an allocation made on it, which gives the stream out again.
 fn late_work_on_a_revived_stream() -> Outcome {
     let w = World::at(5);
     let [s, t] = w.streams();
@@ -176,7 +176,7 @@ fn two_exact_streams() -> Outcome {
     w.end()
 }
 
-/// Two uses on one stream, told in the wrong order: the later one counts.
+/// Two uses on one stream, recorded in the wrong order: the later one counts.
 fn two_exact_on_one() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();
@@ -217,7 +217,7 @@ fn two_operations() -> Outcome {
     Ok(())
 }
 
-/// t's use, and a later one of the home stream: a lend to u comes behind both.
+/// t's use, and a later one of the home stream: a migration to u comes after both.
 fn home_reads() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
@@ -230,7 +230,7 @@ fn home_reads() -> Outcome {
     w.end()
 }
 
-/// Half of a range in flight is lent; the other half stays in flight.
+/// Half of a range in flight migrates; the other half stays in flight.
 fn rest_in_flight() -> Outcome {
     let w = World::at(8);
     let [s, t, u] = w.streams();
@@ -244,8 +244,8 @@ fn rest_in_flight() -> Outcome {
     w.end()
 }
 
-/// The front of a range in flight that t and u use is lent; one of them is done, and the home stream gets the rest behind the
-/// other. Whichever that is.
+/// The front of a range in flight that t and u use migrates; one of them is done, and the home stream gets the rest after the
+/// other, whichever that is.
 fn rest_and_two_users() -> Outcome {
     for first in 0..2 {
         let w = World::at(8);
@@ -265,7 +265,7 @@ fn rest_and_two_users() -> Outcome {
     Ok(())
 }
 
-/// Freed with a use that nobody recorded: it serves behind everything in the context.
+/// Freed with a use that was not recorded: it serves after everything in the context.
 fn used_by_unknown() -> Outcome {
     let w = World::at(4);
     let [s, t] = w.streams();

@@ -184,7 +184,7 @@ pub fn an_array_has_a_life_as_an_allocation<T: Bench>(b: &T) {
 }
 
 pub fn a_stream_of_another_device_is_refused<T: Bench>(b: &T) {
-    // Its allocator: a stream of the same device is welcome, whoever made it.
+    // Its allocator: a stream of the same device is accepted, whichever allocator made it.
     let (gpu, other) = (allocator(b, Config::default()), allocator(b, Config::default()));
     let (s, t) = (gpu.stream().expect("a stream"), other.stream().expect("a stream"));
     let mut x = gpu.zeros::<u8>(4096, &s).expect("an array");

@@ -99,7 +99,7 @@ pub fn an_event_that_a_capture_took_says_so<T: Bench>(b: &T) {
     d.wait(&other, &event).expect("a wait for what is over");
 }
 
-/// A call to be made while somebody's stream captures, and what it is.
+/// A call to be made while a stream captures, and what it is.
 type Named<'a, T> = (&'static str, &'a dyn Fn(&StreamOf<T>) -> DriverResult<()>);
 
 /// Each of them alone, inside a relaxed batch.
@@ -180,7 +180,7 @@ pub fn calls_outside_a_relaxed_batch_end_it<T: Bench>(b: &T) {
 }
 
 /// Streams and events are made and destroyed outside one, in the thread's own mode, by the thread that captures and by another one: nothing is
-/// refused, and the capture lives. So may a finalizer, of which nobody knows whether somebody captures. What was found is said whole.
+/// refused, and the capture survives. So a finalizer may do so too, which cannot know whether anything captures. All findings are reported.
 pub fn streams_and_events_come_and_go_outside_a_relaxed_batch<T: Bench>(b: &T) {
     type Call<'a> = (&'static str, &'a (dyn Fn() -> DriverResult<()> + Sync));
     let d = b.device();
@@ -282,7 +282,7 @@ pub fn a_context_event_is_refused_during_a_capture<T: Bench>(b: &T) {
     assert!(done(b, &event));
 }
 
-/// An allocator that grows, lends, trims and waits beside somebody's capture breaks it not.
+/// An allocator that grows, migrates, trims and waits beside a capture by other code does not break it.
 pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -347,7 +347,7 @@ pub fn somebody_elses_capture_survives_an_allocator_that_waits_and_trims<T: Benc
     gpu.check();
 }
 
-/// The last handle goes in the middle of the capture, with work on memory of both kinds that nobody has waited for.
+/// The last handle is dropped in the middle of the capture, with work on memory of both kinds that was not waited for.
 pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -367,7 +367,7 @@ pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) 
     assert!(!ended, "the allocator has ended somebody's capture");
 }
 
-/// All that is queued is waited for, with work pending on a stream that nobody here can mark.
+/// All that is queued is waited for, with work pending on a stream that no call here can mark.
 pub fn somebody_elses_capture_survives_a_wait_for_everything<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, theirs) = (gpu.stream().expect("s"), stream(b));
@@ -434,7 +434,7 @@ pub fn a_stream_destroyed_in_its_capture_ends_its_own<T: Bench>(b: &T) {
     free(b, addr, MIB).expect("freed");
 }
 
-/// Nobody could end the capture of a stream that nobody has: it ends with the stream, at the allocator's next step, and nothing stays.
+/// No other code could end the capture of a stream without references: it ends with the stream, at the allocator's next step, and nothing stays.
 pub fn a_stream_dropped_in_its_capture_is_gone<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     for _ in 0..3 {

@@ -23,7 +23,7 @@ const TALLY: u64 = 100;
 
 const STREAMS: usize = 4;
 const BLOCK: u64 = 256 * KIB;
-/// Room for twice as many blocks as live at most: the rest is reuse.
+/// Twice as many blocks as live at most fit: the rest is reuse.
 const ROOM: u64 = 16;
 
 /// One block and its word.
@@ -56,7 +56,7 @@ where
         }
         let t = tenants.swap_remove(random.below(tenants.len()));
         if random.below(3) == 0 && at != t.home {
-            // A foreign reader, ordered by the program itself, through the device's own driver.
+            // A reader of other code, ordered by the program itself, through the device's own driver.
             let written = mark(b, streams[t.home].native());
             b.device().wait(streams[at].native(), &written).expect("ordered");
             t.block.record_use(&streams[at]).expect("recorded");

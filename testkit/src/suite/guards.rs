@@ -1,4 +1,4 @@
-//! Arrays in kernels that somebody else queues: a guard orders its stream before, and records the use after or, forgotten,
+//! Arrays in kernels that other code queues: a guard orders its stream before, and records the use after or, if forgotten,
 //! from then on.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
@@ -8,7 +8,7 @@ use millpond::{DeviceArray, Limit};
 
 type Bytes<T> = DeviceArray<u8, <T as Bench>::Device>;
 
-/// A kernel of somebody's writes the array on a stream.
+/// A kernel of other code writes the array on a stream.
 fn writes<T: Bench>(b: &T, x: &mut Bytes<T>, on: &Stream<T::Device>, word: u64, forget: bool) {
     let bytes = x.size_bytes();
     let guard = x.write_on(on).expect("ordered");
@@ -18,7 +18,7 @@ fn writes<T: Bench>(b: &T, x: &mut Bytes<T>, on: &Stream<T::Device>, word: u64, 
     }
 }
 
-/// A kernel of somebody's reads it.
+/// A kernel of other code reads it.
 fn reads<T: Bench>(b: &T, x: &Bytes<T>, on: &Stream<T::Device>, word: u64) {
     let guard = x.read_on(on).expect("ordered");
     assert_eq!((guard.len(), guard.stream().id()), (x.len(), on.id()));

@@ -100,7 +100,7 @@ pub fn a_destroyed_stream_goes_on<T: Bench>(b: &T) {
     finish_stream(b, &t);
 }
 
-/// E7: a destroyed stream's value is another stream's soon; its id is nobody's ever again.
+/// E7: a destroyed stream's handle value is soon another stream's; its id is never used again.
 pub fn handle_values_come_back_and_ids_do_not<T: Bench>(b: &T) {
     let (mut values, mut ids) = (HashSet::new(), HashSet::new());
     for _ in 0..40 {

@@ -416,7 +416,7 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     assert_eq!(of::<T, f32>(&y, &s), found);
 }
 
-/// A launch on a capturing stream would replay on bytes that are somebody else's by then: the built-in kernels and others
+/// A launch on a capturing stream would replay on bytes that belong to others by then: the built-in kernels and others
 /// with declared operands are refused, the capture and the array stay as they were, and other streams go on.
 #[allow(unsafe_code, reason = "a built-in kernel, by its name")]
 pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {

@@ -89,8 +89,8 @@ pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
     assert_eq!(gpu.trim(Trim::All).expect("now it goes").bytes, 4 * MIB);
 }
 
-/// All that either kind of memory may take waits for a stream that nobody may be made to wait for, and is held: a request is refused at once,
-/// however long it might wait for others. A gate that was waited for has ended by itself, which `open` tells.
+/// All that either kind of memory may take waits for a stream that no other may be made to wait for, and is held: a request is refused at once,
+/// however long it might wait for others. A gate that was waited for has ended by itself, which `open` reports.
 pub fn no_request_waits_for_an_independent_stream<T: Bench>(b: &T) {
     let gpu =
         allocator(b, exact().limit(Limit::Bytes(8 * MIB)).pinned_limit(8 * MIB).bounded_wait(3 * PATIENCE));

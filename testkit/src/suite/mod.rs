@@ -74,7 +74,7 @@ pub trait Bench: Sized + Sync {
         let _ = in_a_loop;
         once
     }
-    /// Puts a kernel on a stream that runs until it is told to end. Somebody's capture survives that.
+    /// Queues a kernel that runs until it is told to end. A capture by other code survives that.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.
     fn open(&self, gate: Self::Gate);
@@ -82,7 +82,7 @@ pub trait Bench: Sized + Sync {
     fn waits(&self, on: &StreamOf<Self>, call: &mut dyn FnMut() -> DriverResult<()>) -> bool;
     /// Puts a kernel on a stream that fills a range with a word.
     fn write(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
-    /// Puts a kernel on a stream that checks that a range holds a word; the judgement tells if it did not.
+    /// Queues a kernel that checks that a range holds a word; the judgement reports if it did not.
     fn check(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
     /// Waits for everything, and tells what checks have found so far. A bench whose checks must wait at times does it
     /// here: a test that makes very many of them calls this while nothing is behind a gate.
@@ -113,7 +113,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const MIB: u64 = 1 << 20;
 pub const KIB: u64 = 1 << 10;
 
-/// Words that tell operations apart.
+/// Words that distinguish operations.
 pub const A: u64 = 0xAAAA_0001_AAAA_0001;
 pub const B: u64 = 0xBBBB_0002_BBBB_0002;
 
@@ -127,7 +127,7 @@ impl Plus for Addr {
     }
 }
 
-/// Says something past the test harness, which shows what a passing test prints to nobody.
+/// Prints past the test harness, which hides what a passing test prints.
 pub fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
@@ -148,7 +148,7 @@ pub fn run_guilty<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
     assert!(bench.finish().is_err(), "{name}: the bench found nothing, so it proves nothing");
 }
 
-/// A word that nobody else has.
+/// A word that no other operation has.
 pub fn fresh_word() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
@@ -273,7 +273,7 @@ macro_rules! conformance_list {
                 a_handle_is_lent_by_a_second_mapping,
             ]
             reuse: [
-                a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_is_lent_the_bytes,
+                a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_gets_the_bytes,
                 an_unordered_stream_gets_other_bytes, a_wait_is_inserted_when_memory_is_short,
                 a_recorded_use_is_respected, a_free_by_an_unknown_stream_is_respected,
                 streams_and_allocations_end_in_any_order, allocations_are_freed_from_other_threads,
@@ -293,7 +293,7 @@ macro_rules! conformance_list {
                 t07_bytes_used_and_acquired_by_scope, t18_pool_statistics,
             ]
             scrub: [
-                a_new_tenant_reads_zeroes, a_borrower_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
+                a_new_tenant_reads_zeroes, a_receiver_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
                 pinned_bytes_are_zero,
             ]
             rows: [
@@ -302,7 +302,7 @@ macro_rules! conformance_list {
                 d01_a_pinned_source_dropped_in_flight, d02_an_array_dropped_under_a_reader,
                 p07_data_of_a_copy_to_the_host_come_behind_the_wait,
                 d04_the_target_of_a_copy_is_read_behind_the_wait, h04_a_slot_is_overwritten_behind_its_reads,
-                c03_the_allocator_of_a_scope_is_an_argument, c05_a_foreign_range_keeps_its_owner,
+                c03_the_allocator_of_a_scope_is_an_argument, c05_an_external_range_keeps_its_owner,
                 g05_allocated_used_and_freed_on_three_threads, g06_a_stream_waits_for_an_event_or_for_a_stream,
                 t16_the_default_stream_waits_for_blocking_streams, t17_an_input_of_two_readers_is_reused_behind_both,
                 s06_stream_wait_is_local, p02_a_blocking_copy_is_an_asynchronous_one_and_a_wait,

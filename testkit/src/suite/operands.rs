@@ -27,7 +27,7 @@ impl<'a, D: Driver> IntoView<'a> for &'a Tensor<D> {
     }
 }
 
-/// A loop over an array that somebody else owns: no `&mut *y`.
+/// A loop over an array that the caller owns: no `&mut *y`.
 fn steps<D: Driver + Kernels>(
     y: &mut DeviceArray<u32, D>,
     x: &Tensor<D>,

@@ -44,7 +44,7 @@ pub fn bytes_go_there_and_back<T: Bench>(b: &T) {
     assert!(get::<T>(&target) == data);
 }
 
-/// Z14: a source whose copy is only ordered, not complete, is nobody else's.
+/// Z14: a source whose copy is only ordered, not complete, is not reused.
 pub fn a_source_in_flight_is_nobody_elses<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
@@ -65,7 +65,7 @@ pub fn a_source_in_flight_is_nobody_elses<T: Bench>(b: &T) {
     assert_eq!(again.address(), first, "complete now");
 }
 
-/// The same where nobody tells the allocator of the copy, and the free says so.
+/// The same if the copy is not recorded, and the free says so.
 #[allow(unsafe_code, reason = "copies take raw host pointers")]
 pub fn a_source_freed_by_nobody_knows_whom_is_nobody_elses<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());

@@ -46,8 +46,8 @@ pub fn the_same_stream_reuses_at_once<T: Bench>(b: &T) {
     s.synchronize().expect("waited");
 }
 
-/// A stream that is ordered behind the free is lent the bytes, without growing and without a wait.
-pub fn an_ordered_stream_is_lent_the_bytes<T: Bench>(b: &T) {
+/// A stream that is ordered after the free gets the bytes, without growing and without a wait.
+pub fn an_ordered_stream_gets_the_bytes<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let gate = b.gate(s.native());
@@ -120,7 +120,7 @@ pub fn a_recorded_use_is_respected<T: Bench>(b: &T) {
     assert_eq!((again.address(), gpu.report().growths), (at, growths), "now they serve again");
 }
 
-/// So are bytes that were freed by somebody who does not know their streams.
+/// So are bytes that were freed with unknown users.
 pub fn a_free_by_an_unknown_stream_is_respected<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let s = gpu.stream().expect("s");
@@ -268,7 +268,7 @@ pub fn threads_with_a_stream_each_keep_theirs<T: Bench>(b: &T) {
                     let word = own(b, &block, &s);
                     still(b, &block, &s, word);
                     if random.below(3) == 0 {
-                        // Nobody may listen any more: then it is freed here.
+                        // If no thread listens any more, it is freed here.
                         let _ = next.send(block);
                     }
                     inbox.try_iter().for_each(drop);

@@ -377,9 +377,9 @@ pub fn h04_a_slot_is_overwritten_behind_its_reads<T: Bench>(b: &T) {
     assert!(host.iter().all(|&v| v == 3));
 }
 
-// Rows about who may do what, from where.
+// Rows about which calls are allowed, and from where.
 
-/// What keeps a foreign range alive: a block of another allocator, which is told when it is let go.
+/// What keeps an external range alive: a block of another allocator, which records when it is dropped.
 struct Owner<D: Driver> {
     _block: Allocation<D>,
     dropped: Arc<AtomicU64>,
@@ -395,7 +395,7 @@ impl<D: Driver> Drop for Owner<D> {
 /// an array it is written on two streams and read back; dropped in flight, on another thread, it keeps its owner until
 /// the device is done with it.
 #[allow(unsafe_code, reason = "the library's block lives as long as its owner, and nobody else uses it")]
-pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
+pub fn c05_an_external_range_keeps_its_owner<T: Bench>(b: &T) {
     let gpu = loaded(b, Config::default());
     let library = allocator(b, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
     let theirs = library.stream().expect("a stream");
@@ -417,7 +417,7 @@ pub fn c05_a_foreign_range_keeps_its_owner<T: Bench>(b: &T) {
         kernel::fill(&mut x.slice_mut(..n / 2), round, &t).expect("queued");
         let back = x.to_pinned(&t).expect("queued");
         std::thread::scope(|threads| drop(threads.spawn(move || drop(x))));
-        // A call that speaks to the driver comes by, and finds it in use.
+        // A call of the driver is made, and finds it in use.
         kernel::fill(&mut other, round, &s).expect("queued");
         assert_eq!(dropped.load(Ordering::Relaxed), u64::from(round) - 1, "the device has yet to write it");
         b.open(gate);
@@ -526,7 +526,7 @@ pub fn t16_the_default_stream_waits_for_blocking_streams<T: Bench>(b: &T) {
         let gate = b.gate(s.native());
         let word = own(b, &x, &s);
         if blocking {
-            // Nobody says that it waits.
+            // It waits without any declaration.
             x.record_use(&zero).expect("recorded");
             still(b, &x, &zero, word);
         }

@@ -1,10 +1,10 @@
-//! Scrubbing: whoever is handed bytes reads zeroes, in stream order, and the host waits for nothing.
+//! Scrubbing: a new owner of bytes reads zeroes, in stream order, and the host waits for nothing.
 
 use super::pinned::{get, put};
 use super::*;
 use millpond::{Growth, Limit};
 
-/// Room for one block, so that the next tenant gets the former one's bytes.
+/// Space for one block, so that the next owner gets the previous one's bytes.
 const BLOCK: u64 = MIB;
 
 fn scrubbing() -> Config {
@@ -31,8 +31,8 @@ pub fn a_new_tenant_reads_zeroes<T: Bench>(b: &T) {
     finish_stream(b, s.native());
 }
 
-/// Lent behind a wait: the fill is on the borrower's stream, behind the lender's work.
-pub fn a_borrower_reads_zeroes<T: Bench>(b: &T) {
+/// Migrated behind a wait: the fill is on the receiver's stream, after the source's work.
+pub fn a_receiver_reads_zeroes<T: Bench>(b: &T) {
     let gpu = allocator(b, scrubbing());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let block = gpu.alloc(BLOCK, &s).expect("memory");

@@ -50,7 +50,7 @@ pub fn later_work_waits_for_the_copy_and_the_host_does_not<T: Bench>(b: &T) {
     assert!(back[..] == sent.wait().expect("done")[..]);
 }
 
-/// A copy's marker is right behind it: what its stream is given later holds nobody back.
+/// A copy's marker is right behind it: what its stream is given later delays nothing.
 pub fn what_comes_after_a_copy_holds_nobody_back<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (copy, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
@@ -174,7 +174,7 @@ pub fn the_shapes_of_both_sides_are_compared<T: Bench>(b: &T) {
     let refused = x.copy_from_device(&y, &s).expect_err("[24] is not [4, 6]");
     assert!(matches!(&refused, Error::Mismatch(m) if m.verb == "copy_from_device"), "{refused}");
     x.copy_from_device(y.view().reshape([4, 6]).expect("as many"), &s).expect("queued");
-    // A slice has a length only: both sides' are told.
+    // A slice has a length only: the error has both sides'.
     let refused = x.copy_from_pageable(&[0.0; 25], &s).expect_err("25 are not 24").to_string();
     assert!(refused.contains("24 elements") && refused.contains("25 elements"), "{refused}");
     let refused = x.copy_to_pageable(&mut [0.0; 23], &s).expect_err("23 are not 24").to_string();

@@ -17,6 +17,7 @@
 
 use super::Family;
 use crate::cases::{self, Outcome, World, ensure, said};
+use crate::quiet;
 use millpond::transfer::Part;
 use millpond::units::Addr;
 use millpond::{
@@ -25,7 +26,7 @@ use millpond::{
 use millpond_sim::{Call, Launch, Sim};
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 /// Elements of the array, and of a half.
 const LEN: usize = 512;
@@ -220,25 +221,11 @@ enum Ended<T> {
     Faulted,
 }
 
-/// Panics that a program asks for say nothing on the way: there are thousands.
-fn hush() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let before = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            let said = panic.payload().downcast_ref::<String>();
-            if !said.is_some_and(|said| said.ends_with("as planted")) {
-                before(panic);
-            }
-        }));
-    });
-}
-
 impl Run {
     /// A host with room for one large segment of pinned memory; or, in programs that need none, for some small ones, because
     /// large ones cost the search most of its time.
     fn new(steps: &[Step]) -> Run {
-        hush();
+        quiet::planted();
         let large = |s: &Step| matches!(s.verb, Verb::Upload { source, .. } if source.is_large());
         let pinned = if steps.iter().any(large) { 16 * LARGE } else { 16 * LEN };
         let config = Config::default()

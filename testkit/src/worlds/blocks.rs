@@ -22,7 +22,7 @@
 //! bugs are about.
 
 use super::Family;
-use super::run::{Record, Run};
+use super::run::{ALL, Record, Run, wait};
 use crate::cases::{self, Outcome, World};
 use millpond::trace::{Access, BlockNo, Op, StreamNo, ThreadNo};
 use millpond::units::{Addr, MIB};
@@ -31,9 +31,6 @@ use millpond_sim::Ledger;
 use millpond_sim::oracle::Tally;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Sender, channel};
-
-/// All that a stream has queued: more than a small program queues.
-const ALL: u32 = 1000;
 
 /// What the device did before an operation that may ask it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -68,10 +65,6 @@ pub struct Shape {
     blocks: Vec<Option<Life>>,
     closed: [bool; 2],
     pending: [bool; 2],
-}
-
-fn wait(stream: u16, on: u16) -> Op {
-    Op::WaitStream { stream: StreamNo(stream), on: StreamNo(on) }
 }
 
 impl Shape {

@@ -10,7 +10,7 @@
 //! has run a part of a stream (`testkit/src/worlds/blocks.rs` has both on two streams), and faults (`testkit/src/worlds/arrays.rs`).
 
 use super::Family;
-use super::run::{Record, Run};
+use super::run::{ALL, Record, Run, number, wait};
 use crate::cases::{self, Outcome};
 use millpond::trace::{Access, BlockNo, Op, StreamNo, ThreadNo};
 use millpond::units::MIB;
@@ -22,9 +22,6 @@ const PIECE: u64 = 1;
 const STREAMS: usize = 3;
 /// The range's block; the pieces are those behind it.
 const THE_RANGE: BlockNo = BlockNo(0);
-/// All that a stream has queued: more than a small program queues.
-const ALL: u32 = 1000;
-
 /// One more thing that a program does, with what belongs to it: before a request what streams have run, the waits that make a use
 /// correct, the write of a new block.
 pub type Step = Vec<Op>;
@@ -61,14 +58,6 @@ pub struct Shape {
     /// How many operations each stream has, and what they come after as far as the program has said so.
     made: Clock,
     after: [Clock; STREAMS],
-}
-
-fn number(s: usize) -> StreamNo {
-    StreamNo(s as u16)
-}
-
-fn wait(s: usize, on: usize) -> Op {
-    Op::WaitStream { stream: number(s), on: number(on) }
 }
 
 impl Shape {

@@ -4,11 +4,23 @@
 //! `millpond replay` takes. It does not know which programs there are.
 
 use crate::cases::{Outcome, World, said};
-use millpond::trace::{Op, Program, Step, ThreadNo};
+use millpond::trace::{Op, Program, Step, StreamNo, ThreadNo};
 use millpond::units::Addr;
 use millpond_replay::{Done, Executor};
 use millpond_sim::Sim;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// All that a stream has queued: more than a small program queues.
+pub(super) const ALL: u32 = 1000;
+
+pub(super) fn number(s: impl Into<usize>) -> StreamNo {
+    StreamNo(s.into() as u16)
+}
+
+/// A stream waits for all that another one has queued.
+pub(super) fn wait(s: impl Into<usize>, on: impl Into<usize>) -> Op {
+    Op::WaitStream { stream: number(s), on: number(on) }
+}
 
 /// The operations of a program so far: outside the run, which a panic takes with it.
 #[derive(Clone)]

@@ -24,7 +24,7 @@ fn owned<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D>) 
     let source = Arc::new(sent.wait()?);
     let (low, high) = z.split_at_mut(LENGTH / 2);
     for (mut half, range) in [(low, 0..LENGTH / 2), (high, LENGTH / 2..LENGTH)] {
-        // Dropped at once: the keeper holds the source until the copy is complete.
+        // Dropped at once: the deferred drops hold the source until the copy is complete.
         drop(half.copy_from(Part::new(Arc::clone(&source), range), s)?);
     }
     drop(source);
@@ -55,7 +55,7 @@ fn borrowed<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D
     Ok(())
 }
 
-/// The whole program, and its streams: what their destructors meet, nobody is told.
+/// The whole program, and its streams: no call returns the errors that their destructors meet.
 pub(crate) fn program<D: Driver + Kernels>(gpu: &Allocator<D>) -> Result<[Stream<D>; 2], Error> {
     let (s, t) = (gpu.stream()?, gpu.stream()?);
     owned(gpu, &s, &t)?;

@@ -180,7 +180,7 @@ fn a_free_that_fails_for_good_leaves_only_its_range() {
     }
 }
 
-/// Hits go on when the context is lost, for they ask nobody; drops are quiet; a new allocator is refused.
+/// Hits go on when the context is lost, for they make no driver call; drops are silent; a new allocator is refused.
 #[test]
 fn a_lost_context_fails_fast_and_for_good() {
     let sim = late();

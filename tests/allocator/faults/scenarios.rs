@@ -30,7 +30,7 @@ fn tight() -> Config {
 /// An array over another allocator's block, used on two streams and dropped while the second writes it. It goes back to
 /// its owner when nothing does any more.
 #[allow(unsafe_code, reason = "the block lives as long as the array has it, and nobody else uses it")]
-fn foreign(st: &mut Stage) -> Result<(), Stop> {
+fn external(st: &mut Stage) -> Result<(), Stop> {
     const LENGTH: usize = 1 << 18;
     let brought = Mutex::new(None);
     st.act("from_external", |st| {
@@ -39,7 +39,7 @@ fn foreign(st: &mut Stage) -> Result<(), Stop> {
         let stream = library.stream()?;
         let block = library.alloc(MIB, &stream)?;
         let memory = ExternalMemory { address: block.address(), bytes: MIB, device: library.device() };
-        // SAFETY: the block is the array's owner, so that it outlives it, and is used by nobody else.
+        // SAFETY: the block is the array's owner, so that it outlives it, and nothing else uses it.
         let made = unsafe { DeviceArray::<u32, _>::from_external(memory, LENGTH, &st.streams["a"], block) };
         *brought.lock().unwrap() = Some((made.map_err(|(_, e)| e)?, stream, library));
         Ok(())
@@ -465,7 +465,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         play: |st| {
             st.open("a")?;
             st.open("b")?;
-            foreign(st)?;
+            external(st)?;
             st.act("alloc_pinned_as", |st| {
                 let pinned = st.gpu().alloc_pinned_as(3 * MIB, HostKind::WriteCombined)?;
                 st.sim.host_writes(pinned.address(), pinned.len())?;

@@ -1,16 +1,16 @@
-//! How old the oldest use in flight is: how many markers its stream was given since the free. Where waits are inserted what is in flight may come
-//! back whenever the device is asked, so that of several any may be the oldest; and of a request that waits for somebody it is not told which streams
+//! How old the oldest use in flight is: how many markers its stream has made since the free. If waits are inserted, what is in flight may come
+//! back whenever the device is queried, so that of several any may be the oldest; and the events of a request that waits do not say which streams
 //! it marked: each of them at most as often as there were markers.
 //!
-//! Whom the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
+//! Which streams the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
 //! marks all that are due; a trim marks every stream, and so does a request that finds nothing. A stream's own frees count too, once
-//! another one's request looked at its memory, which is the allocator's to know: then a stream may have been due or not. How many markers
-//! there were is the device's to tell, and has to be a number that such calls make; mostly it says whose they were.
+//! another one's request looked at its memory, which only the allocator knows: then a stream may have been due or not. How many markers
+//! there were is known from the device, and has to be a number that such calls make; mostly it shows whose they were.
 
 use millpond::units::{MIB, StreamId};
 use std::collections::BTreeMap;
 
-/// A stream, or all of them together, of which memory was freed behind nobody knows whom.
+/// A stream, or all of them together, of which memory was freed with unknown users.
 type On = Option<StreamId>;
 
 /// At least and at most so many.
@@ -62,7 +62,7 @@ impl Ages {
         if times.1 > 0 {
             line.least = Unmarked::default();
         }
-        // Whoever was due was marked.
+        // Every stream that was due was marked.
         line.most.due = false;
     }
 
@@ -104,7 +104,7 @@ impl Ages {
         }
     }
 
-    /// A request on the same device, of another allocator, found nothing: it marks who is due, and streams of its own.
+    /// A request on the same device, of another allocator, found nothing: it marks streams that are due, and streams of its own.
     pub(crate) fn others_recorded(&mut self) {
         let lines: Vec<_> = self.lines.iter().map(|(&s, &line)| (s, line)).collect();
         for (s, line) in lines {

@@ -1,8 +1,8 @@
 //! Which ranges of each stream are free, in flight and allocated where several streams share segments, and how often a free one was split,
-//! and two were joined: by the events that a sink is told, where nothing comes back before the host waits.
+//! and two were joined: from the events that a sink receives, where nothing comes back before the host waits.
 //!
-//! A range is split by whoever takes some of it, once for each piece that is left; one that becomes free joins its free neighbours of
-//! the same stream and segment. What is lent is cut out, which is no split, and joins what it comes to.
+//! A range is split when some of it is taken, once for each piece that is left; one that becomes free joins its free neighbours of
+//! the same stream and segment. What migrates is cut out, which is no split, and joins its neighbours where it enters.
 
 use millpond::report::PoolReport;
 use millpond::trace::Event;

@@ -24,7 +24,7 @@ pub(crate) struct Climb {
     pub served: bool,
     /// By this rung, if that is known.
     pub rung: Option<usize>,
-    /// So often was the user asked: who is served then was helped.
+    /// How often the user was asked: a request that is served after that was helped.
     pub asked: u64,
     /// So often nothing moved though all was looked at: then the user was asked, or had been too often, or the request was refused.
     pub stuck: u64,
@@ -33,7 +33,7 @@ pub(crate) struct Climb {
 /// What the allocator is like.
 #[derive(Clone, Copy)]
 pub(crate) struct Rungs {
-    /// It inserts waits, and grows last; else it does neither, and knows nothing that it was not told by a wait of the program's.
+    /// It inserts waits, and grows last; otherwise it does neither, and knows only what a wait of the program showed.
     pub waits: bool,
     pub frees_wait: bool,
 }

@@ -1,9 +1,9 @@
-//! Splits and joins where ranges in flight come back whenever the device is asked, which nobody is told of.
+//! Splits and joins where ranges in flight come back whenever the device is queried, without an event.
 //!
-//! What is told says which bytes are whose, and which are allocated; of those that were freed while somebody used them it is open
-//! whether they came back yet. How many pieces there are is in the report, and each of them came by a growth, a lend, a split, or is one
-//! less by a join: so splits less joins are known, but for a lend of bytes that may have been in flight. And splits are known but for
-//! what lies beside such bytes. From one report to the next; few of them have any doubt.
+//! The events say which bytes belong to which stream, and which are allocated; of those that were freed while they were in use it is open
+//! whether they came back yet. How many pieces there are is in the report, and each of them was made by a growth, a migration or a split, or
+//! removed by a join: so splits less joins are known, except for a migration of bytes that may have been in flight. And splits are known except
+//! for what lies beside such bytes. From one report to the next; few of them have any doubt.
 
 use millpond::report::PoolReport;
 use millpond::trace::Event;

@@ -1,4 +1,4 @@
-//! Whether a model states a report's numbers: each is made one more, and one less, and somebody has to notice.
+//! Whether a model states a report's numbers: each is made one more, and one less, and some model has to notice.
 //!
 //! The numbers are those of the report's JSON, so that a new one is among them without being named here: it fails until a model has it.
 
@@ -7,7 +7,7 @@ use millpond_testkit::quiet;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The numbers that were changed: in how many reports by one more and by one less, and how often nobody saw that.
+/// The numbers that were changed: in how many reports by one more and by one less, and how often no model noticed that.
 #[derive(Default)]
 pub(crate) struct Noticed(BTreeMap<String, Seen>);
 

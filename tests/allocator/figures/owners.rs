@@ -1,4 +1,4 @@
-//! Who holds which bytes, by what the allocator tells its sinks: segments that come and go, ranges that pass from stream to stream.
+//! Which stream holds which bytes, by the events of the allocator's sinks: segments that come and go, ranges that pass from stream to stream.
 //! It knows no chunks and no counters.
 
 use super::chunks::Chunks;
@@ -26,11 +26,11 @@ impl Told {
     }
 }
 
-/// What was told of a request.
+/// What the events say of a request.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Heard {
     pub host_waits: u64,
-    /// Somebody's memory was lent to the stream; no free range served it.
+    /// Another pool's memory migrated to the stream; no free range served it.
     pub lent: bool,
     pub missed: bool,
     /// Bytes that came from the device, and that went back.
@@ -55,7 +55,7 @@ struct Of {
 /// Everybody's bytes.
 #[derive(Default)]
 pub(crate) struct Owners {
-    /// The first byte: the end, and who has it.
+    /// The first byte: the end, and the owner.
     ranges: BTreeMap<u64, (u64, StreamId)>,
     of: BTreeMap<StreamId, Of>,
     /// Which of them are free: where nothing comes back before the host waits.
@@ -67,7 +67,7 @@ impl Owners {
         Owners { chunks, ..Owners::default() }
     }
 
-    /// Takes the events in, and says what was told of this stream's request.
+    /// Reads the events, and returns what they say of this stream's request.
     pub(crate) fn hear(
         &mut self,
         told: &Told,
@@ -121,7 +121,7 @@ impl Owners {
         heard
     }
 
-    /// So many frees of a stream's complete blocks are not told.
+    /// The events do not show so many frees of a stream's complete blocks.
     pub(crate) fn miss_frees(&mut self, stream: StreamId, frees: u64) {
         self.of.entry(stream).or_default().frees += frees;
         self.chunks = None;
@@ -134,7 +134,7 @@ impl Owners {
         of.held_peak = of.held_peak.max(of.held);
     }
 
-    /// These bytes are nobody's; who had them.
+    /// These bytes have no owner; returns the previous one.
     fn leave(&mut self, start: u64, bytes: u64) -> Vec<StreamId> {
         let (end, mut had) = (start + bytes, Vec::new());
         let inside: Vec<_> = self
@@ -171,7 +171,7 @@ impl Owners {
         assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");
         assert_eq!((c.migrations_in, c.migrations_out), (of.lends_in, of.lends_out), "{stream}");
         assert_eq!(c.waits_inserted, of.waits, "{stream}");
-        // A take leaves a piece or none, what is free joins two neighbours at most; whatever is lent is cut, enters and is taken.
+        // A take leaves a piece or none, a free range joins two neighbours at most; whatever migrates is cut, enters and is taken.
         assert!(c.splits <= c.allocations, "{stream}: {c:?}");
         assert!(c.merges <= 2 * (c.frees + c.migrations_in) + of.allocations, "{stream}: {c:?}");
         if let Some(chunks) = &self.chunks {

@@ -1,6 +1,6 @@
 //! One stream alone: which ranges are free, how often one was split and joined, and how old the oldest use in flight is.
 //!
-//! The model keeps intervals, by the addresses that the allocator gave and the segments that its sink was told of.
+//! The model keeps intervals, by the addresses that the allocator gave and the segments in the events.
 
 use super::noticed::Noticed;
 use super::owners::Told;
@@ -121,7 +121,7 @@ fn pinned_says(report: &Report, model: &Intervals, (asked, frees, held): (u64, u
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
-    /// Pinned memory, whose segments no sink is told of: one has room for all that is live, and the first request begins it.
+    /// Pinned memory, whose segments are in no event: one holds all that is live, and the first request begins it.
     #[test]
     fn the_ranges_splits_and_merges_of_pinned_memory_are_the_models(steps in steps(), zeroed in any::<bool>()) {
         let sim = Sim::new(8 * GIB).schedule(Schedule::Latest);

@@ -1,5 +1,5 @@
 //! What a report shows is what it holds: its text is parsed, and each number in it compared with the field; its JSON is the object
-//! that the fields make. A new field does not compile here until somebody says where it is shown.
+//! that the fields make. A new field does not compile here until the test says where it is shown.
 
 use millpond::report::{Counters, Histogram, Ladder, PoolReport, Report, Rung};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! Streams that somebody else made: adopted twice, again after a close, by two allocators, on the wrong thread, and
-//! destroyed behind the allocator's back.
+//! Streams that other code made: adopted twice, again after a close, by two allocators, on the wrong thread, and
+//! destroyed without the allocator's knowledge.
 
 use crate::rig::{all_back, all_clean, check, late, on, write};
 use millpond::driver::Fences;
@@ -98,7 +98,7 @@ fn two_allocators_share_timelines() {
 
 /// Streams of another allocator and of another device are typed errors wherever a stream is taken.
 #[test]
-fn foreign_streams_are_typed_errors() {
+fn streams_of_other_allocators_are_typed_errors() {
     let world = Sim::devices(2, GIB);
     let (here, there) = (on(&world[0], Config::default()), on(&world[1], Config::default()));
     let sibling = on(&world[0], Config::default());

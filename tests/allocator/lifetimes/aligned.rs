@@ -7,14 +7,14 @@ use millpond::{Allocation, Allocator, Config, Growth, Limit, Stream};
 use millpond_sim::Sim;
 use std::time::Duration;
 
-/// More near misses than a search comes by.
+/// More near misses than a search looks at.
 const MANY: usize = 1300;
 const LEN: u64 = 512 * KIB;
-/// What addresses shall be multiples of.
+/// The alignments.
 const FAR: u64 = 64 * MIB;
 
 /// Free ranges of the length of the requests, none of which begins at a multiple, in segments of their own; and one that is a little
-/// longer, which a search comes by first. Returns those that begin at one.
+/// longer, which a search looks at first. Returns those that begin at one.
 fn near_misses(gpu: &Allocator<Sim>, s: &Stream<Sim>) -> Vec<Allocation<Sim>> {
     let blocks = (0..MANY).map(|_| gpu.alloc(LEN, s).unwrap());
     let (mut kept, near): (Vec<_>, Vec<_>) = blocks.partition(|x| x.address().0.is_multiple_of(FAR));
@@ -30,8 +30,8 @@ fn near_misses(gpu: &Allocator<Sim>, s: &Stream<Sim>) -> Vec<Allocation<Sim>> {
     kept
 }
 
-/// What was taken from the device for a request serves it, and so does what another pool lent for it, however many near misses a search
-/// for it comes by.
+/// What was acquired from the device for a request serves it, and so does what migrated from another pool for it, however many near misses a search
+/// for it looks at.
 #[test]
 fn what_was_brought_for_an_aligned_request_serves_it() {
     for lent in [false, true] {

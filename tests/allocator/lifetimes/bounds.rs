@@ -23,7 +23,7 @@ fn no_unbounded_wait(sim: &Sim, before: &Ledger) {
     }
 }
 
-/// A stream that nobody waits for, with a kernel on it that does not end by itself.
+/// A stream that no request waits for, with a kernel on it that does not end by itself.
 fn endless(sim: &Sim, gpu: &Allocator<Sim>) -> (Stream<Sim>, Gate) {
     let alone = gpu.stream().unwrap().independent();
     let gate = sim.gate(alone.native()).unwrap();
@@ -85,7 +85,7 @@ fn idle_segments_that_are_too_small_stay_until_a_trim() {
 }
 
 /// A trim may wait for the device, and where that never ends the driver's error is the trim's: what it could not give back is kept, and
-/// serves. The last drop beside such a kernel returns too, and leaves what the driver refused, of which it tells.
+/// serves. The last drop beside such a kernel returns too, and leaves what the driver refused, and reports it.
 #[test]
 fn a_trim_and_the_last_drop_beside_an_endless_kernel_return() {
     for schedule in SCHEDULES {
@@ -95,7 +95,7 @@ fn a_trim_and_the_last_drop_beside_an_endless_kernel_return() {
             let s = gpu.stream().unwrap();
             drop(gpu.alloc(20 * MIB, &s).unwrap());
             gpu.synchronize().unwrap();
-            // Somebody else's, of which the allocator never hears.
+            // Other code's, which the allocator does not know.
             let theirs = sim.stream().unwrap();
             let gate = sim.gate(&theirs).unwrap();
             let refused = gpu.trim(Trim::All).expect_err("its free would wait for ever");
@@ -150,7 +150,7 @@ fn memory_whose_frees_do_not_wait_is_given_back_by_a_request() {
     }
 }
 
-/// A block that nobody knows who uses is behind the endless kernel too, as far as anybody can tell. Neither does the host
+/// A block with unknown users is behind the endless kernel too, as far as can be known. Neither does the host
 /// wait for that, nor is a stream made to.
 #[test]
 fn a_context_wide_marker_is_behind_independent_streams_too() {
@@ -214,11 +214,11 @@ fn random_requests_beside_an_endless_kernel() {
 fn pattern(sim: &Sim, s: &Stream<Sim>, takes: Duration, (at, bytes): (millpond::units::Addr, u64)) {
     let long = Launch::new("long").reads(at, bytes).takes(u64::try_from(takes.as_nanos()).unwrap());
     #[allow(unsafe_code, reason = "a kernel reads pinned memory")]
-    // SAFETY: nobody has a reference to the bytes while it is queued.
+    // SAFETY: no reference to the bytes exists while it is queued.
     unsafe { sim.launch_anywhere(s.native(), long) }.unwrap();
 }
 
-/// Whoever is over first serves: a stream that takes seconds keeps nobody from what another gives back in a millisecond,
+/// The stream that is over first serves: a stream that takes seconds does not delay what another gives back in a millisecond,
 /// whichever of the two was made first, device memory or pinned.
 #[test]
 fn a_slow_stream_keeps_nobody_from_what_another_gives_back() {

@@ -40,7 +40,7 @@ fn a_panicking_sink_leaves_the_state_intact() {
     panics("a sink", || drop(gpu.alloc(MIB, &s)));
     assert_eq!(gpu.report().total.live, 1, "what the caller never got is free again");
     gpu.check();
-    // The drop on the way out left an event, which it delivered to nobody; each of these does.
+    // The drop during unwinding left an event, which it delivered to no sink; each of these does.
     for verb in [
         &(|| drop(gpu.synchronize())) as &dyn Fn(),
         &|| drop(gpu.trim(Trim::All)),
@@ -260,7 +260,7 @@ fn a_callback_may_wait_for_a_thread_that_allocates() {
     let gpu = on(
         &sim,
         tight().on_out_of_memory(move |_| {
-            // The thread's own refused request asks again, and has nobody to wait for.
+            // The thread's own refused request asks again, and has nothing to wait for.
             let Some((gpu, s)) = inner.lock().unwrap().take() else { return false };
             let (tell, told) = mpsc::channel();
             let thread = std::thread::spawn(move || {
@@ -281,15 +281,15 @@ fn a_callback_may_wait_for_a_thread_that_allocates() {
     *back.lock().unwrap() = Some((gpu.clone(), s.clone()));
     assert!(gpu.alloc(64 * MIB, &s).unwrap_err().out_of_memory().is_some());
     let ladder = gpu.report().ladder;
-    // The thread's first refusal, then this one's again behind the other try; nobody was served for it.
+    // The thread's first refusal, then this one's again after the other attempt; no request was served for it.
     assert_eq!((ladder.callback.tried, ladder.callback.served), (3, 0));
     write(&sim, &x, &s);
     drop((x, s));
     all_clean(&sim, gpu);
 }
 
-/// What reports say of the callback: it is tried each time that it is asked, and serves whoever gets memory after it asked for another
-/// try, whichever rung found it then: a miss is served once. One that promises in vain serves nobody.
+/// What reports say of the callback: it is tried each time that it is called, and serves a request that gets memory after the callback requested another
+/// attempt, whichever rung found it then: a miss is served once. One that promises in vain serves none.
 #[test]
 fn the_callback_serves_whom_it_helps() {
     let sim = late();

@@ -1,4 +1,4 @@
-//! Somebody else's capture lives, whatever is done on other streams; and what cannot be marked without harm to it is held
+//! A capture by other code survives, whatever is done on other streams; and what cannot be marked without harm to it is held
 //! back, shown, and had again.
 
 use crate::rig::{all_clean, check, late, on, write};
@@ -22,7 +22,7 @@ fn held_back(gpu: &Allocator<Sim>) -> u64 {
     gpu.report().total.held_back
 }
 
-/// What a program does on streams s and u while somebody captures on a third, each alone.
+/// What a program does on streams s and u while other code captures on a third, each alone.
 type Work = fn(&Allocator<Sim>, [&Stream<Sim>; 2]);
 const WORK: [(&str, Work); 9] = [
     ("a free by nobody knows whom", |gpu, [s, _]| gpu.alloc(4096, s).unwrap().free_unknown()),
@@ -53,7 +53,7 @@ const WORK: [(&str, Work); 9] = [
     }),
 ];
 
-/// The captured stream is one that nobody told us of, one that is not declared, and one that was adopted.
+/// The captured stream is one that the allocator does not know, one that is not declared, and one that was adopted.
 #[test]
 fn a_capture_lives_beside_all_that_other_streams_do() {
     for (name, work) in WORK {
@@ -147,7 +147,7 @@ fn a_free_that_names_its_stream_marks_it_there() {
     all_clean(&sim, gpu);
 }
 
-/// A stream ends with freed memory that no marker covers: held back until the device is quiet, and nobody else's before.
+/// A stream ends with freed memory that no marker covers: held back until the device is idle, and not reused before.
 #[test]
 fn what_an_unmarked_stream_held_is_nobodys_until_the_device_is_quiet() {
     let sim = late();
@@ -177,8 +177,8 @@ fn what_an_unmarked_stream_held_is_nobodys_until_the_device_is_quiet() {
     all_clean(&sim, gpu);
 }
 
-/// Whoever made a stream drops it in its capture: nobody could end that, and nothing of the stream stays. What was freed on it is had again when
-/// the device is quiet, and a wait for that is not refused.
+/// Other code drops a stream in its capture: nothing could end that capture, and nothing of the stream stays. What was freed on it comes back when
+/// the device is idle, and a wait for that is not refused.
 #[test]
 fn a_stream_that_is_dropped_in_its_capture_is_gone() {
     for adopted in [false, true] {
@@ -194,7 +194,7 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
             let handle = t.native().handle();
             sim.begin_capture(&sim.stream_from_handle(handle)).unwrap();
             drop((native, t));
-            // Freed on a stream that nobody can mark any more: not had before the device is quiet.
+            // Freed on a stream that cannot be marked any more: not had before the device is quiet.
             drop(gpu.alloc(MIB, &s).unwrap());
             if round % 63 == 0 {
                 assert!(gpu.alloc(2 * MIB, &s).unwrap_err().out_of_memory().is_some());
@@ -212,8 +212,8 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
     }
 }
 
-/// A capture on a stream of ours, lent since, of which an allocation's handle was made before: what is not in the cache is refused, and so is a
-/// wait of the host's. Both would end the capture.
+/// A capture on a stream of ours that was shared with other code since, of which an allocation's handle was made before: what is not in the cache is
+/// refused, and so is a wait of the host. Both would end the capture.
 #[test]
 fn a_capture_on_a_lent_stream_of_ours_lives() {
     let sim = late();
@@ -254,7 +254,7 @@ fn a_question_that_fails_ends_no_capture() {
 }
 
 /// The driver fails in the closing marker of a stream while a trim or the end of an allocator serves it: nothing waits for the stream or the device,
-/// which somebody's capture would not survive.
+/// which a capture by other code would not survive.
 #[test]
 fn a_failed_closing_marker_makes_nobody_wait_for_a_stream() {
     for by_limit in [false, true] {
@@ -347,7 +347,7 @@ fn a_joined_stream_that_is_dropped_ends_no_capture() {
     all_clean(&sim, gpu);
 }
 
-/// A capture begins between the question and the record: the event is nobody's marker, and the capture lives.
+/// A capture begins between the check and the record: the event is no marker, and the capture survives.
 #[test]
 fn a_capture_that_begins_behind_the_question_is_seen() {
     let sim = late();
@@ -395,7 +395,7 @@ fn a_loop_on_undeclared_streams_stays_small() {
     all_clean(&sim, gpu);
 }
 
-/// The context is marked where nobody else captures, and nowhere else.
+/// The context is marked where no other code captures, and nowhere else.
 #[test]
 fn expected_captures_keep_context_wide_events_away() {
     for expected in [false, true] {
@@ -431,7 +431,7 @@ fn expected_captures_keep_context_wide_events_away() {
     }
 }
 
-/// Whoever adopts the stream again by a reference that lasts promises that it is there: it can be marked by anybody from then on.
+/// Adopting the stream again by a lasting reference promises that it is alive: any call can mark it from then on.
 #[test]
 fn a_stream_that_is_to_last_after_all_holds_nothing_back() {
     let sim = late();
@@ -491,7 +491,7 @@ fn one_stream_that_cannot_be_marked_does_not_let_a_deterministic_allocator_grow(
     }
 }
 
-/// An allocator whose memory is known to be complete waits for nobody at its end: not for the device either, which would end the capture
+/// An allocator whose memory is known to be complete waits for nothing at its end: not for the device either, which would end the capture
 /// of a stream that it adopted.
 #[test]
 fn an_end_with_nothing_pending_leaves_the_capture_of_an_adopted_stream_alone() {

@@ -257,7 +257,7 @@ fn a_scope_refuses_another_threads_default_stream() {
     st.end();
 }
 
-/// A reference to a thread's default stream means the stream of whoever adopts it, wherever it was made: the end of the thread that
+/// A reference to a thread's default stream means the stream of the thread that adopts it, wherever it was made: the end of the thread that
 /// made it ends no use.
 #[test]
 fn a_reference_is_its_adopters_not_its_makers() {

@@ -1,6 +1,6 @@
 //! One thing goes wrong, or takes for ever, and everything else goes on: a query that always fails, streams that stay behind
 //! while others come and go, a driver call that panics, another stream's capture, another allocator of other habits. What
-//! is kept stays bounded, no memory is lost, and no request is refused for somebody else's trouble.
+//! is kept stays bounded, no memory is lost, and no request is refused for another's trouble.
 
 use crate::rig::{late, on};
 use millpond::driver::{Fences, StreamOptions};
@@ -75,7 +75,7 @@ fn a_deterministic_allocator_beside_one_that_asks() {
     }
 }
 
-/// Independent streams are never waited for by the host, also where closed streams are, because nobody asks.
+/// Independent streams are never waited for by the host, also where closed streams are, because no queries are made.
 #[test]
 fn the_end_of_an_independent_stream_is_not_waited_for() {
     let sim = quick(GIB);
@@ -103,7 +103,7 @@ fn an_event_that_cannot_be_asked_stops_nothing() {
         }
         sim.clear_faults();
         s.synchronize().unwrap();
-        // Somebody's capture takes the event.
+        // A capture by other code takes the event.
         sim.capture_around(Call::EventRecord, 1, s.native()).unwrap();
         s.record().unwrap();
         for i in 0..3000 {
@@ -166,7 +166,7 @@ fn a_request_behind_a_close_that_panicked_is_served() {
     assert_eq!(told.recv_timeout(Duration::from_mins(1)).expect("it returns").unwrap(), 2 * MIB);
 }
 
-/// Memory that a request had in hand when the driver panicked is there for the next one.
+/// Memory that a request had in transit when the driver panicked is there for the next one.
 #[test]
 fn a_panic_loses_no_memory() {
     type Disturb = fn(&Sim, &Allocator<Sim>);

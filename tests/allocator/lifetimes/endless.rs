@@ -202,7 +202,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whoever is not independent can be waited for, however long the endless kernel takes; then it ends.
+    /// Streams that are not independent can be waited for, however long the endless kernel takes; then it ends.
     fn end(self) -> Result<Requests, String> {
         for s in &self.streams[..DEPENDABLE] {
             s.synchronize().map_err(|e| format!("a stream was made to wait for the endless kernel: {e}"))?;

@@ -1,4 +1,4 @@
-//! How an allocator ends, and how all that is queued is waited for, beside somebody's capture and where driver calls fail.
+//! How an allocator ends, and how all that is queued is waited for, beside a capture by other code and where driver calls fail.
 
 use crate::rig::{all_back, all_clean, late, on, write};
 use millpond::array::ExternalMemory;
@@ -22,7 +22,7 @@ fn fails(sim: &Sim, calls: &[Call]) {
     }
 }
 
-/// A stream that no allocator holds writes a block, which is then freed by nobody knows whom.
+/// A stream that no allocator holds writes a block, which is then freed with unknown users.
 fn used_by_nobody_knows_whom(sim: &Sim, gpu: &Allocator<Sim>, s: &Stream<Sim>, stranger: &SimStream) {
     let x = gpu.alloc(MIB, s).unwrap();
     let work = Launch::new("theirs").writes(x.address(), x.len()).tag(x.id().unwrap());
@@ -43,7 +43,7 @@ fn an_end_leaves_the_capture_of_a_stream_alone_whose_memory_it_gives_back() {
             let x = gpu.alloc(MIB, &s).unwrap();
             write(&sim, &x, &s);
             drop(x);
-            // Its own, or one of which nobody told, where a call for its own fails.
+            // Its own, or one that the allocator does not know, where a call for its own fails.
             let captured = if adopted { &native } else { &theirs };
             sim.begin_capture(captured).unwrap();
             if !adopted {
@@ -59,7 +59,7 @@ fn an_end_leaves_the_capture_of_a_stream_alone_whose_memory_it_gives_back() {
     }
 }
 
-/// No page can be pinned at the end: what nobody can mark is waited for all the same.
+/// No page can be pinned at the end: what cannot be marked is waited for all the same.
 #[test]
 fn an_end_that_can_pin_no_page_waits_for_the_device() {
     let sim = late().waiting_frees(false);
@@ -72,7 +72,7 @@ fn an_end_that_can_pin_no_page_waits_for_the_device() {
     all_back(&sim);
 }
 
-/// No wait is to be had, and the driver's frees are none: what may be used still is kept, and told. Where a free waits, everything goes back.
+/// No wait is possible, and the driver's frees do not wait: what may be used still is kept, and reported. Where a free waits, everything goes back.
 #[test]
 fn an_end_that_cannot_wait_keeps_what_may_be_used() {
     for frees_wait in [true, false] {
@@ -93,7 +93,7 @@ fn an_end_that_cannot_wait_keeps_what_may_be_used() {
     }
 }
 
-/// What a dropped array in external memory waits for, and what nobody can mark, is over at an allocator's end: its owner was forgotten, though the
+/// What a dropped array in external memory waits for, and what cannot be marked, is over at an allocator's end: its owner was forgotten, though the
 /// end waits for all of it.
 #[test]
 fn an_end_drops_the_owner_of_external_memory_that_nobody_can_mark() {
@@ -188,7 +188,7 @@ fn a_wait_beside_captures_ends_none_whatever_is_due() {
     }
 }
 
-/// One marker that cannot be made fails no wait for all: what it would have told is waited for with the rest.
+/// One marker that cannot be made does not make a wait for all fail: what it would have covered is waited for with the rest.
 #[test]
 fn a_wait_beside_captures_does_without_a_marker() {
     for call in [Call::EventCreate, Call::EventRecord, Call::EventSynchronize, Call::StreamIsCapturing] {
@@ -216,7 +216,7 @@ fn a_wait_beside_captures_does_without_a_marker() {
     gpu.synchronize_beside_captures().expect_err("nothing works any more");
 }
 
-/// Where the driver has no context-wide events, a wait for what was freed by nobody knows whom is one for the device: not while a stream captures
+/// Where the driver has no context-wide events, a wait for what was freed with unknown users is one for the device: not while a stream captures
 /// that can be asked.
 #[test]
 fn a_wait_in_place_of_a_context_wide_event_asks_who_captures() {
@@ -236,7 +236,7 @@ fn a_wait_in_place_of_a_context_wide_event_asks_who_captures() {
     all_back(&sim);
 }
 
-/// What an end waits for with all else is over for every allocator of the device, on streams that nobody may mark too. Such a stream's timeline stayed
+/// What an end waits for with all else is over for every allocator of the device, on streams that no call may mark too. Such a stream's timeline stayed
 /// behind it until somebody synchronised: the end's wait did not count what was freed on it as covered.
 #[test]
 fn an_end_that_waits_for_all_covers_what_nobody_may_mark() {

@@ -115,7 +115,7 @@ fn a_write_to_the_whole_ends_forgotten_guards() {
     all_clean(&sim, gpu);
 }
 
-/// A guard that is forgotten is one use, and its stream's timeline, until the free or the stream's end: neither fewer, since nobody says
+/// A guard that is forgotten is one use, and its stream's timeline, until the free or the stream's end: neither fewer, since nothing shows
 /// when its work was queued, nor more.
 #[test]
 fn forgotten_guards_are_one_use_a_stream_until_its_end() {

@@ -1,5 +1,5 @@
-//! The driver panics in the middle of what belongs together, a host function of the program's say: borrows end behind their copies, a use is recorded,
-//! memory and streams go back all the same, and the panic is told.
+//! The driver panics in the middle of what belongs together, a host function of the program's for example: borrows end after their copies, a use is
+//! recorded, memory and streams go back nevertheless, and the panic passes through.
 
 use super::disturbed::panics;
 use crate::rig::{all_clean, late, on};
@@ -16,7 +16,7 @@ fn room_for_one() -> Config {
     Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB))
 }
 
-/// What a scope lent to copies can be read when it is over, whichever way that is.
+/// What was borrowed for copies in a scope can be read when the scope is over, whichever way it ended.
 #[test]
 fn borrows_of_a_scope_end_behind_its_copies() {
     for call in [Call::EventSynchronize, Call::StreamSynchronize] {
@@ -100,7 +100,7 @@ fn a_free_on_a_stream_is_behind_it() {
     sim.verdict().unwrap();
 }
 
-/// Bytes of nobody knows whom are free, though the driver panics in what is due before, or in the marker behind it; pinned ones too.
+/// Bytes with unknown users become free, though the driver panics in due maintenance before, or in the marker after; pinned ones too.
 #[test]
 fn a_free_by_nobody_knows_whom_is_one() {
     for call in [Call::EventRecord, Call::CtxRecordEvent] {
@@ -163,7 +163,7 @@ fn each_kept_value_is_waited_for() {
     let ended = catch_unwind(AssertUnwindSafe(|| drop((to, s, t, gpu))));
     assert!(ended.is_err(), "the wait panics");
     sim.clear_faults();
-    // Whoever is handed a source's memory writes it at once.
+    // The next owner of a source's memory writes it at once.
     let mut next = lender.pinned_zeros::<u8>(4096).unwrap();
     next.fill(9);
     drop((next, lender));
@@ -308,7 +308,7 @@ impl Owned {
         let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
         Owned { home: gpu.stream().unwrap(), gpu, sim, kept: std::cell::RefCell::default() }
     }
-    /// An array in somebody's memory.
+    /// An array in external memory.
     fn brought_in<O: Send + 'static>(&self, owner: O) -> DeviceArray<u8, Sim> {
         let range = self.sim.allocate(4096).unwrap();
         let memory = ExternalMemory { address: range.addr(), bytes: 4096, device: self.gpu.device() };
@@ -318,7 +318,7 @@ impl Owned {
         let made = unsafe { DeviceArray::from_external(memory, 4096, &self.home, owner) };
         made.map_err(|(_, e)| e).unwrap()
     }
-    /// One that is over and not yet known to be: whoever asks next drops its owner.
+    /// One that is over and not yet known to be: the next call that queries drops its owner.
     fn owned(&self) {
         let mut x = self.brought_in(DropPanics);
         x.fill_bytes(1, &self.home).unwrap();

@@ -129,7 +129,7 @@ fn deterministic_runs_do_not_depend_on_the_device() {
             check(&sim, &x, t);
             said.push(x.address());
             events.push(t.record().unwrap());
-            // The question is the program's; no answer may change what is handed out.
+            // The program makes the query; no answer may change which bytes are allocated.
             events[round as usize / 2].is_complete().unwrap();
             live.push(x);
             if live.len() > 4 {
@@ -251,7 +251,7 @@ fn alignments() {
     assert!(matches!(gpu.alloc_aligned((1 << 41) - 512, 1 << 30, &s), Err(Error::OutOfMemory(_))));
     drop((kept, odd, s));
     all_clean(&sim, gpu);
-    // Aligned requests are lent and waited for too.
+    // Aligned requests migrate and are waited for too.
     let sim = late();
     let gpu = on(&sim, Config::default().limit(Limit::Bytes(64 * MIB)));
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -265,7 +265,7 @@ fn alignments() {
     all_clean(&sim, gpu);
 }
 
-/// What was handed out and what was taken, pools that are gone included.
+/// What was allocated and what was acquired, pools that are gone included.
 #[test]
 fn usage_counts_served_and_acquired() {
     let sim = late();

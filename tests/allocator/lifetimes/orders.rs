@@ -150,7 +150,7 @@ fn d05_fresh_streams_with_pending_work_take_over_behind_waits() {
     all_clean(&sim, gpu);
 }
 
-/// Streams are cheap: a thousand at once, each with a block, closed in an order that is nobody's.
+/// Streams are cheap: a thousand at once, each with a block, closed in an arbitrary order.
 #[test]
 fn a_thousand_streams() {
     let n: usize = if cfg!(miri) { 30 } else { 1000 };

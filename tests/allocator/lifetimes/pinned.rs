@@ -243,7 +243,7 @@ fn a_pinned_request_above_the_limit_waits_for_nothing() {
     all_clean(&sim, gpu);
 }
 
-/// A driver that has no memory for an event leaves a request out of memory, for which the callback is asked and facts are told.
+/// A driver that has no memory for an event makes a request fail as out of memory, for which the callback is called with the facts.
 #[test]
 fn a_marker_that_finds_no_memory_is_out_of_memory() {
     let sim = late();
@@ -268,7 +268,7 @@ fn a_marker_that_finds_no_memory_is_out_of_memory() {
     assert!(facts.driver.is_some() && facts.tried.contains(&"wait"), "{refused}");
     sim.clear_faults();
     drop(gpu.alloc_pinned(64 * MIB).expect("behind the wait"));
-    // A stream that captures is no reason either: what it holds is passed over, and told.
+    // A stream that captures is no reason either: what it holds is passed over, and reported.
     let p = gpu.alloc_pinned(64 * MIB).unwrap();
     read(&sim, &p, &s);
     drop(p);

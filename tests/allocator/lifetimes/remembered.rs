@@ -1,5 +1,5 @@
-//! What is remembered has a name and a number, and goes when nothing needs it any more: by frees alone where nobody misses, while
-//! a panic passes, and without a wait where none is allowed.
+//! What is remembered has a name and a number, and goes when nothing needs it any more: by frees alone where no request misses, while
+//! a panic unwinds, and without a wait where none is allowed.
 
 use crate::rig::{all_clean, on};
 use millpond::units::{GIB, MIB};
@@ -65,7 +65,7 @@ fn default_streams_are_told_by_name() {
     all_clean(&sim, gpu);
 }
 
-/// One stream has one name, whoever speaks of it: reports, errors and their advice, the device, verdicts.
+/// One stream has one name everywhere: in reports, errors and their advice, the device, verdicts.
 #[test]
 fn default_streams_are_called_the_same_everywhere() {
     let sim = Sim::new(64 * MIB);

@@ -1,10 +1,10 @@
-//! How uses on other streams are told: until the free, until an event, shared, freed on, independent.
+//! How uses on other streams are declared: until the free, until an event, shared, freed on, independent.
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::MIB;
 use millpond::{Config, Error, Limit, Policy};
 
-/// One block's worth of memory: whoever wants the bytes has to come after their last user.
+/// One block's worth of memory: the next owner of the bytes has to come after their last user.
 fn tight() -> Config {
     Config::default().limit(Limit::Bytes(64 * MIB))
 }
@@ -83,10 +83,10 @@ fn share_with_orders_after_the_former_life() {
     all_clean(&sim, gpu);
 }
 
-/// An independent stream is never waited on and never made to wait: not as lender, not as borrower, not as a user.
+/// An independent stream is never waited on and never made to wait: not as source, not as receiver, not as a user.
 #[test]
 fn independent_streams_get_no_inserted_wait() {
-    // As lender and as borrower.
+    // As source and as receiver.
     for lender in [true, false] {
         let sim = late();
         let gpu = on(&sim, tight().bounded_wait(core::time::Duration::ZERO).policy(Policy::Footprint));
@@ -98,7 +98,7 @@ fn independent_streams_get_no_inserted_wait() {
         let refused = gpu.alloc(64 * MIB, to).unwrap_err();
         assert!(matches!(refused, Error::OutOfMemory(_)), "{refused}");
         assert_eq!(gpu.report().total.counters.waits_inserted, 0);
-        // Ordered by the program itself, it is lent with no wait of ours.
+        // Ordered by the program itself, memory migrates to it without a wait of the allocator's.
         to.wait_stream(from).unwrap();
         let y = gpu.alloc(64 * MIB, to).unwrap();
         write(&sim, &y, to);
@@ -175,7 +175,7 @@ fn an_independent_home_is_not_waited_for_by_its_ranges_in_flight() {
     all_clean(&sim, gpu);
 }
 
-/// A piece of a range in flight is lent behind all its uses and its home stamp; the rest stays in flight with them.
+/// A piece of a range in flight migrates after all its uses and its home stamp; the rest stays in flight with them.
 #[test]
 fn a_piece_of_a_range_in_flight_migrates() {
     let sim = late();

@@ -41,7 +41,7 @@ enum Step {
         kind: HostKind,
         on: usize,
     },
-    /// Gives pinned memory back; by nobody knows whom, too.
+    /// Gives pinned memory back; with unknown users, too.
     Unpin {
         at: usize,
         unknown: bool,
@@ -359,7 +359,7 @@ impl Program {
             let free = total.cached + left;
             prop_assert!(free >= refused.rounded && refused.rounded > total.largest_free, "{refused}");
         }
-        // Who is told that memory is held, or lies in pieces between what is held, is told by whom.
+        // If the report says that memory is held, or lies in pieces between what is held, it names the holders.
         if (advice.contains("are live") || advice.contains("fragmented"))
             && let Some(first) = refused.holders.first()
         {

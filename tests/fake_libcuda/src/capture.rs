@@ -12,7 +12,7 @@ use std::ffi::c_uint;
 
 /// The calling thread's default stream; below are the two values of the legacy one.
 const PER_THREAD: u64 = 2;
-/// Work on the legacy stream would end somebody's capture.
+/// Work on the legacy stream would end a capture by other code.
 const IMPLICIT: u32 = 906;
 
 /// For a call that destroys captures unless its thread is relaxed, and of which the simulated device knows nothing. A

@@ -1,4 +1,4 @@
-//! The simulated device under its oracle: the device tells what happened, the oracle convicts, and the contents agree.
+//! The simulated device under its oracle: the device reports what happened, the oracle convicts, and the contents agree.
 
 use super::*;
 use millpond::driver::{Driver, HostKind, Note, OwnedRange, QueuedBy, RangeUse};
@@ -49,7 +49,7 @@ fn a_wait_orders_and_its_absence_is_a_race() {
     }
 }
 
-/// The missing edge is told with a call that the program has: the simulator's own, until an allocator has told of something.
+/// The verdict names the missing edge with a call that the program has: the simulator's own, until an allocator has reported something.
 #[test]
 fn a_missing_edge_is_told_by_calls_that_the_program_has() {
     let race = |sim: &Sim, [s, t]: [&SimStream; 2], at: Addr| {
@@ -519,7 +519,7 @@ fn operations_on_arrays_are_known_to_the_library() {
     }
 }
 
-/// What was found is told beside what was expected at that very place.
+/// The verdict has what was found beside what was expected at that very place.
 #[test]
 fn wrong_bytes_are_told_beside_those_expected_there() {
     let sim = sim();
@@ -539,7 +539,7 @@ fn wrong_bytes_are_told_beside_those_expected_there() {
     assert!(text.contains("found 0700 instead of 0000, 14 bytes into its range"), "{text}");
 }
 
-/// Addresses that were given back and that an allocation's kernel runs into are beyond that allocation, whoever had them.
+/// Addresses that were given back and that an allocation's kernel runs into are beyond that allocation, whichever owner had them.
 #[test]
 fn an_overrun_into_what_was_given_back_is_the_allocations() {
     let (sim, s, a, b) = touching();

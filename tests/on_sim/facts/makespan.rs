@@ -460,7 +460,7 @@ fn one_buffer_is_used_by_one_batch_after_the_other() {
 
 #[test]
 fn an_address_is_used_by_one_batch_after_the_other() {
-    // Wherever the allocator hands out the bytes of an older batch, this batch's copy begins when that batch's kernel is over.
+    // Wherever the allocator reuses the bytes of an older batch, this batch's copy begins when that batch's kernel is over.
     for (schedule, room) in SCHEDULES.into_iter().flat_map(|s| [4, 20, 1024].map(|mib| (s, mib * MIB))) {
         let sim = Sim::new(GIB).schedule(schedule).contents(false);
         let gpu =
@@ -491,7 +491,7 @@ fn an_address_is_used_by_one_batch_after_the_other() {
     }
 }
 
-/// What is behind a gate begins when the host opens it: on its stream, on one that waits for that, for whoever waits for all.
+/// What is behind a gate begins when the host opens it: on its stream, on one that waits for that, for a thread that waits for all.
 #[test]
 fn what_is_behind_a_gate_begins_when_it_is_opened() {
     const MS: Duration = Duration::from_millis(1);
@@ -573,7 +573,7 @@ fn completion_is_asked_at_a_virtual_time() {
     }
 }
 
-/// What a host function opens the way for runs with it, though nobody asks for more than the answer to a question.
+/// What a host function opens the way for runs with it, though the host makes no call but a query.
 #[test]
 fn what_a_host_function_sets_free_runs_under_the_early_schedule() {
     for hold in [0, 1] {
@@ -596,7 +596,7 @@ fn a_long_chain_of_gates_opens_itself() {
     let n = 2000;
     let streams: Vec<_> = (0..=n).map(|_| sim.stream().expect("a stream")).collect();
     let mut gates: Vec<_> = streams.iter().map(|s| sim.gate(s).expect("queued")).collect();
-    // The later stream's first: whoever goes through all of them once meets each gate closed.
+    // The later stream's first: a pass through all of them meets each gate closed.
     let last = gates.pop().expect("a gate");
     for (s, before) in streams[1..].iter().zip(gates) {
         sim.host_function(s, move || before.open()).expect("queued");

@@ -29,7 +29,7 @@ fn sim() -> Sim {
     Sim::new(GIB)
 }
 
-/// Words that tell operations apart.
+/// Words that distinguish operations.
 const A: u64 = 0xAAAA_0001_AAAA_0001;
 const B: u64 = 0xBBBB_0002_BBBB_0002;
 

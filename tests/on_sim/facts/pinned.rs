@@ -123,7 +123,7 @@ fn kernels_reach_pinned_memory() {
 
 #[test]
 fn a_safe_call_never_touches_pinned_memory() {
-    // What `peek` sees could be a `&[u8]` of safe code: a pinned array lends one. So no safe call changes it, and none reads
+    // What `peek` sees could be a `&[u8]` of safe code, which a pinned array gives out. So no safe call changes it, and none reads
     // what safe code may be writing.
     let sim = sim().schedule(Schedule::Latest);
     let s = sim.stream().expect("s");

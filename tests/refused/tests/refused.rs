@@ -61,7 +61,7 @@ fn cases(test: &str) -> Option<trybuild::TestCases> {
     let version = Command::new(rustc).current_dir(root()).arg("--version").output().expect("a compiler");
     let version = String::from_utf8(version.stdout).expect("words");
     if !version.starts_with(COMPILER) {
-        // Past the test harness, which shows what a passing test prints to nobody.
+        // Past the test harness, which hides what a passing test prints.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: {test}, the refusals are {COMPILER}*'s and this is {version}"

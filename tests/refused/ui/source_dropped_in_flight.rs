@@ -1,4 +1,4 @@
-//! Dropping a pinned source that a copy owns, so that its memory serves somebody else.
+//! Dropping a pinned source that a copy owns, so that its memory serves another owner.
 
 use millpond::{Allocator, Config, units::GIB};
 use millpond_sim::Sim;
