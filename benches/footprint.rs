@@ -4,12 +4,12 @@
 //!
 //! ```text
 //! footprint [--traces DIR] [--only PART,...] [--streams own,1,2,4,8] [--ahead 0,200,1000] [--policy latency,footprint]
-//!     [--paced] [--check]
+//!     [--at-once] [--check]
 //! ```
 //!
 //! Each trace is replayed on its own streams (`prefetch_multistream` has four, the others have one), and dealt over 1 to 8, whatever its own are, in runs of 1 to
 //! 24 allocations, as `benches/peers/taken.py` deals it to peers; each block is written at its allocation and read before its free. The host runs 0, 200 or 1000 operations ahead of the device, so that what was freed last is not
-//! complete. With `--paced` it makes each call at its time in the log, and not at once after the one before. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
+//! complete. It makes each call at its time in the log; with `--at-once` right after the one before, so that little is complete. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
 //! counted. So all figures but the seconds are the same on every machine.
 //!
 //! A line for each policy: the most bytes taken over the most bytes live, as asked for; what the driver's memory calls cost, by the simulated prices, in
@@ -221,8 +221,13 @@ fn on_one_stream(log: &Log) -> Log {
 
 fn replayed(log: &Log, policy: Policy, over: &str, ahead: u64) -> Outcome {
     let streams = (over != "own").then(|| number("streams", over) as u32);
-    let workload =
-        Workload { streams, threads: Some(1), run_ahead: ahead, paced: flag("paced"), ..Workload::default() };
+    let workload = Workload {
+        streams,
+        threads: Some(1),
+        run_ahead: ahead,
+        paced: !flag("at-once"),
+        ..Workload::default()
+    };
     let sim = Sim::new(CAPACITY).oracle(false).contents(false);
     let config = Config::from_env().expect("the environment's options").policy(policy);
     let outcome = replay_log(log, &workload, sim, config, &|_| ()).expect("a replay");
