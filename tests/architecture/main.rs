@@ -27,7 +27,7 @@ const PACKAGES: &[(&str, &[&str])] = &[
 /// The sources of those packages.
 const SOURCES: &[&str] = &["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src"];
 
-/// Each room of the root package, and of `core` beneath it, which has `laws`, `heap` and `order`, and the rooms it may use, itself apart.
+/// Each room of the root package, and of `core` beneath it, which has `laws`, `heap`, `order` and `physical`, and the rooms it may use, itself apart.
 /// `driver`, `units`, `cuda` and `trace` are the other packages beneath.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
@@ -41,6 +41,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("laws", &["units"]),
     ("heap", &["units", "laws"]),
     ("order", &["units", "laws"]),
+    ("physical", &["units", "order"]),
     ("allocator", &["units", "error", "sync", "time", "report", "trace", "driver", "laws", "heap", "order"]),
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
