@@ -57,8 +57,24 @@ impl Heap {
     /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
     /// overlaps another one.
     pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
-        let slot =
-            self.segments.insert(Segment { id, base, len: len.0, kind, sentinel: NIL, free: 0, here: 0 });
+        self.add_window(id, base, len, kind, Granules::ZERO);
+    }
+
+    /// Makes a window known, a segment whose memory comes and goes in units of so many granules, a power of two. None of it is here yet.
+    ///
+    /// # Panics
+    /// H6, as [`Heap::add_segment`], and when `len` is no multiple of `unit`, or that is no power of two.
+    pub fn add_window(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind, unit: Granules) {
+        let slot = self.segments.insert(Segment {
+            id,
+            base,
+            len: len.0,
+            kind,
+            unit: unit.0,
+            sentinel: NIL,
+            free: 0,
+            here: 0,
+        });
         let sentinel = self.chunks.sentinel(slot, id);
         let first = self.chunks.fresh(slot, Place::new(id, 0), len.0, ChunkState::Absent, Epoch::COMPLETE);
         for (one, other) in [(sentinel, first), (first, sentinel)] {
@@ -138,7 +154,7 @@ impl Heap {
     }
 
     /// Whether a chunk contains all of `[offset, offset + len)`, which is not empty.
-    fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
+    pub(super) fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
         let chunk = &self.chunks[id];
         len > 0 && offset >= chunk.offset() && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
     }

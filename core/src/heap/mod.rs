@@ -69,6 +69,7 @@ mod check;
 mod chunk;
 mod handle;
 mod hit;
+mod runs;
 mod segment;
 mod snapshot;
 #[cfg(test)]
@@ -78,6 +79,7 @@ pub use border::{Cut, Found};
 pub use chunk::{ChunkId, ChunkState};
 pub use handle::ChunkView;
 pub use hit::{Request, Taken};
+pub use runs::{Hole, Run};
 pub use segment::SegmentView;
 pub use snapshot::{FreeRange, RangeMap, Ripe, SegmentMap, Snapshot, Stats};
 

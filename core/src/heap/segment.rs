@@ -18,6 +18,8 @@ pub(super) struct Segment {
     pub(super) base: Addr,
     pub(super) len: u32,
     pub(super) kind: Kind,
+    /// Of a window, what its memory comes and goes in, in granules; 0 of a plain segment.
+    pub(super) unit: u32,
     /// The record before its first chunk and behind its last.
     pub(super) sentinel: u32,
     /// Granules that are free here.
@@ -95,6 +97,14 @@ impl Segments {
             segment.id.0,
             segment.base,
             segment.len
+        );
+        law!(
+            H6,
+            segment.unit == 0 || segment.unit.is_power_of_two() && segment.len.is_multiple_of(segment.unit),
+            "window {} of {} granules does not consist of whole units of {}",
+            segment.id.0,
+            segment.len,
+            segment.unit
         );
         let place = self.by_base.partition_point(|e| e.0 < segment.base);
         let neighbours = &self.by_base[place.saturating_sub(1)..(place + 1).min(self.by_base.len())];

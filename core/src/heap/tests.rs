@@ -127,6 +127,38 @@ fn a_cut_that_leaves_a_chunk_in_its_bin_does_not_move_it() {
 }
 
 #[test]
+fn a_range_is_sought_from_what_is_away_on_both_sides() {
+    // Forty chunks taken between two ranges that are away: as many looks as to the nearer one, and one for each chunk inside.
+    let mut heap = heap(100);
+    heap.cut_free_in(S, Granules(0), Granules(20), 1).expect("all of it is free");
+    let taken: Vec<Taken> = (0..40).map(|_| take(&mut heap, 1)).collect();
+    heap.cut_free_in(S, Granules(80), Granules(20), 4).expect("the end is free");
+    for t in [&taken[2], &taken[38]] {
+        give(&mut heap, t);
+    }
+    let gone = |heap: &mut Heap, offset, steps| {
+        heap.cut_free_in(S, Granules(offset), Granules(1), steps).map(|cuts| cuts.len())
+    };
+    assert_eq!(gone(&mut heap, 22, 2), None, "too far from either side");
+    assert_eq!(gone(&mut heap, 58, 3), None);
+    assert_eq!(gone(&mut heap, 22, 4), Some(1));
+    assert_eq!(gone(&mut heap, 58, 4), Some(1));
+    assert_eq!(gone(&mut heap, 30, 100), None, "it is allocated");
+    assert_eq!(gone(&mut heap, 22, 2), Some(0), "it is away");
+    heap.check();
+}
+
+#[test]
+fn pieces_of_one_chunk_are_cut_from_its_end_on() {
+    let mut heap = heap(100);
+    let chunk = heap.free_at_least(Kind::Large, Granules(100)).next().expect("all of it is free");
+    for offset in [72, 40, 8] {
+        assert_eq!(heap.cut(chunk.chunk, Granules(offset), Granules(8)).offset, Granules(offset));
+    }
+    heap.check();
+}
+
+#[test]
 fn slots_are_reused() {
     let mut heap = heap(64);
     for round in 0..1000 {

@@ -1,21 +1,22 @@
 //! The state machine: random programs over two heaps that share segments, each step predicted exactly by the naive
 //! heap; every law is walked and the bytes' contents compared after each step.
 
-use super::naive::{Ask, Pool, Range, Spec, Spot, What};
-use millpond_core::heap::{ChunkId, ChunkState, Cut, Heap, Kind, SegmentMap, Taken, Want};
+use super::naive::{Ask, Hole, Pool, Range, Run, Spec, Spot, What, bin};
+use millpond_core::heap::{self, ChunkId, ChunkState, Cut, Heap, Kind, SegmentMap, Taken, Want};
 use millpond_driver::units::{Addr, Epoch, Granules, SegmentId};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 use std::collections::BTreeMap;
 
-/// The segments there can be. The first two touch; the third begins at an odd granule.
-const SPECS: [Spec; 5] = [
-    Spec { id: 0, base: 2048, len: 256, kind: Kind::Large },
-    Spec { id: 1, base: 2304, len: 192, kind: Kind::Large },
-    Spec { id: 2, base: 4097, len: 128, kind: Kind::Small },
-    Spec { id: 3, base: 1024, len: 64, kind: Kind::Small },
-    Spec { id: 9, base: 8192, len: 3000, kind: Kind::Large },
+/// The segments there can be. The first two touch; the third begins at an odd granule. Three are windows.
+const SPECS: [Spec; 6] = [
+    Spec { id: 0, base: 2048, len: 256, kind: Kind::Large, unit: 16 },
+    Spec { id: 1, base: 2304, len: 192, kind: Kind::Large, unit: 0 },
+    Spec { id: 2, base: 4097, len: 128, kind: Kind::Small, unit: 8 },
+    Spec { id: 3, base: 1024, len: 64, kind: Kind::Small, unit: 0 },
+    Spec { id: 4, base: 4352, len: 192, kind: Kind::Large, unit: 16 },
+    Spec { id: 9, base: 8192, len: 3000, kind: Kind::Large, unit: 0 },
 ];
 
 #[derive(Clone, Debug)]
@@ -77,6 +78,19 @@ enum Op {
     Trim {
         segment: usize,
     },
+    /// A pool is filled up where that takes the fewest bytes, and takes there. Of the units that nobody has, those of `not` are no holes.
+    Fill {
+        pool: usize,
+        ask: Ask,
+        not: u16,
+        stamp: u64,
+    },
+    /// Units go back to the device that nobody uses.
+    Gather {
+        segment: usize,
+        unit: u32,
+        units: u32,
+    },
 }
 
 /// What the naive heap says that the operation just done returns.
@@ -87,6 +101,10 @@ enum Expected {
     Found(Option<Spot>),
     /// Offsets, lengths and stamps of what left each pool.
     Left([Vec<(u32, u32, u64)>; 2]),
+    /// Which holes there were, where the pool is to be filled up, the handle, and where that begins and its stamp.
+    Filled(Vec<Hole>, Option<(Run, u32, u32, u64)>),
+    /// The same, until one has some in use.
+    Gathered(Vec<Option<Vec<(u32, u32, u64)>>>),
 }
 
 #[derive(Clone, Debug)]
@@ -116,6 +134,21 @@ impl State {
                 .iter()
                 .all(|r| r.what == What::Absent || r.offset >= offset + len || r.offset + r.len <= offset)
         })
+    }
+    /// The windows' stretches of units that no pool has, a unit for each bit of `not` left out now and then.
+    fn holes(&self, not: u16) -> Vec<Hole> {
+        let mut holes: Vec<Hole> = Vec::new();
+        for s in SPECS.iter().filter(|s| s.unit > 0) {
+            for offset in (0..s.len).step_by(s.unit as usize) {
+                if self.unowned(s.id, offset, s.unit) && not >> (offset / s.unit % 16) & 1 == 0 {
+                    match holes.last_mut() {
+                        Some(last) if (last.0, last.1 + last.2) == (s.id, offset) => last.2 += s.unit,
+                        _ => holes.push((s.id, offset, s.unit)),
+                    }
+                }
+            }
+        }
+        holes
     }
     fn handles_of(&self, in_flight: bool) -> Vec<(usize, u32)> {
         let of = |p: usize| self.pools[p].live.keys().map(move |&h| (p, h));
@@ -155,8 +188,23 @@ impl ReferenceStateMachine for Naive {
         let lend = (pool, ask(), 0_u32..20, 1_usize..40, any::<bool>(), stamp())
             .prop_map(|(from, ask, more, steps, odd, stamp)| Op::Lend { from, ask, more, steps, odd, stamp });
         let trim = (0..SPECS.len()).prop_map(|segment| Op::Trim { segment });
-        let mut all: Vec<(u32, BoxedStrategy<Op>)> =
-            vec![(2, grow.boxed()), (8, take.boxed()), (1, lend.boxed()), (1, trim.boxed())];
+        let fill = (0_usize..2, ask(), any::<[u16; 2]>(), stamp()).prop_map(|(pool, ask, [a, b], stamp)| {
+            let ask = Ask { align: ask.align.min(8), ..ask };
+            Op::Fill { pool, ask, not: a & b, stamp }
+        });
+        let gather = (0..SPECS.len(), any::<[u16; 2]>()).prop_map(|(segment, [a, b])| {
+            let all = SPECS[segment].len / SPECS[segment].unit.max(8);
+            let unit = u32::from(a) % all;
+            Op::Gather { segment, unit, units: 1 + u32::from(b) % (all - unit).min(4) }
+        });
+        let mut all: Vec<(u32, BoxedStrategy<Op>)> = vec![
+            (2, grow.boxed()),
+            (8, take.boxed()),
+            (1, lend.boxed()),
+            (1, trim.boxed()),
+            (3, fill.boxed()),
+            (2, gather.boxed()),
+        ];
         let allocated = state.handles_of(false);
         if !allocated.is_empty() {
             let one = select(allocated);
@@ -208,7 +256,11 @@ impl ReferenceStateMachine for Naive {
                 let ranges = state.pools[from].free_ranges(segment);
                 ranges.iter().any(|r| r.offset <= offset && offset + len <= r.offset + r.len)
             }
-            Op::Take { .. } | Op::Lend { .. } | Op::Trim { .. } => true,
+            // A run is looked for behind a take that missed.
+            Op::Fill { pool, ask, .. } => {
+                state.pools[pool].seek(ask, ask.kind, usize::MAX, |_| true).is_none()
+            }
+            Op::Take { .. } | Op::Lend { .. } | Op::Trim { .. } | Op::Gather { .. } => true,
         }
     }
 
@@ -259,6 +311,35 @@ impl ReferenceStateMachine for Naive {
                 let [a, b] = &mut state.pools;
                 state.expected = Expected::Left([left(a), left(b)]);
             }
+            Op::Fill { pool, ask, not, stamp } => {
+                let mut holes = state.holes(not);
+                // A window that the pool does not know yet is added when memory comes in.
+                holes.retain(|h| state.pools[pool].segments.contains_key(&h.0));
+                let best = state.pools[pool].runs(ask, &holes).min_by_key(Run::key);
+                let filled = best.map(|run| {
+                    for &(offset, len) in &run.missing {
+                        state.arrive(pool, run.segment, offset, len, stamp);
+                    }
+                    state.handles += 1;
+                    let (begin, stamp) = state.pools[pool].take_at(ask, run.segment, run.at, state.handles);
+                    (run, state.handles, begin, stamp)
+                });
+                state.expected = Expected::Filled(holes, filled);
+            }
+            Op::Gather { segment, unit, units } => {
+                let Spec { id, unit: granules, .. } = SPECS[segment];
+                let (offset, len) = (unit * granules.max(8), units * granules.max(8));
+                let mut gathered = Vec::new();
+                for pool in &mut state.pools {
+                    let cuts = pool.cut_free_in(id, offset, len);
+                    let goes_on = cuts.is_some();
+                    gathered.push(cuts);
+                    if !goes_on {
+                        break;
+                    }
+                }
+                state.expected = Expected::Gathered(gathered);
+            }
         }
         state
     }
@@ -289,7 +370,8 @@ impl Real {
     fn arrive(&mut self, pool: usize, cut: &Cut, stamp: u64) {
         let heap = &mut self.heaps[pool];
         if !heap.has_segment(cut.segment) {
-            heap.add_segment(cut.segment, cut.base, cut.segment_len, cut.kind);
+            let unit = SPECS.iter().find(|s| s.id == cut.segment.0).unwrap().unit;
+            heap.add_window(cut.segment, cut.base, cut.segment_len, cut.kind, Granules(unit));
         }
         let free = heap.extend(cut.segment, cut.offset, cut.len, Epoch(stamp));
         assert!(free.offset <= cut.offset && free.stamp >= Epoch(stamp));
@@ -335,7 +417,7 @@ impl StateMachineTest for Real {
                 let (id, base) = (SegmentId(s.id), Addr(s.base * 512));
                 let heap = &mut real.heaps[pool];
                 if !heap.has_segment(id) {
-                    heap.add_segment(id, base, Granules(s.len), s.kind);
+                    heap.add_window(id, base, Granules(s.len), s.kind, Granules(s.unit));
                 }
                 heap.extend(id, Granules(offset), Granules(len), Epoch(stamp));
             }
@@ -417,6 +499,59 @@ impl StateMachineTest for Real {
                     assert_eq!(heap.remove_segment(id), empty);
                 }
             }
+            Op::Fill { pool, ask, stamp, .. } => {
+                let Expected::Filled(holes, expected) = &state.expected else { unreachable!() };
+                let holes = holes.iter().map(|&(segment, offset, len)| heap::Hole {
+                    segment: SegmentId(segment),
+                    offset: Granules(offset),
+                    len: Granules(len),
+                });
+                let run = real.heaps[pool].run(&want(ask), holes);
+                let naive = run.as_ref().map(|run| Run {
+                    segment: run.segment.0,
+                    at: run.offset.0,
+                    missing: run.missing.iter().map(|m| (m.0.0, m.1.0)).collect(),
+                });
+                let key = naive.as_ref().map(Run::key);
+                assert_eq!(
+                    key,
+                    expected.as_ref().map(|e| e.0.key()),
+                    "{run:?} instead of {expected:?} for {ask:?} with {:?}",
+                    state.expected
+                );
+                if let (Some(run), Some((naive, handle, begin, stamp_of_it))) = (run, expected) {
+                    assert_eq!(run.missing_len().0, naive.key().0);
+                    assert!(run.missing.iter().map(|m| (m.0.0, m.1.0)).eq(naive.missing.iter().copied()));
+                    let heap = &mut real.heaps[pool];
+                    let arrived =
+                        run.missing.iter().map(|&(o, l)| heap.extend(run.segment, o, l, Epoch(stamp)));
+                    let chunk = arrived.last().unwrap();
+                    let inside =
+                        chunk.offset <= run.offset && run.offset.0 + ask.len <= chunk.offset.0 + chunk.len.0;
+                    assert!(inside, "{chunk:?} does not hold {run:?}");
+                    let t = heap.take_of(chunk.chunk, &want(ask), u64::from(ask.len) * 512).unwrap();
+                    let v = heap.view(t.chunk(), t.generation());
+                    assert_eq!((v.offset.0, v.stamp.0), (*begin, *stamp_of_it));
+                    real.bytes(v.segment, v.offset, v.len).fill(*handle);
+                    real.taken.insert(*handle, t);
+                }
+            }
+            Op::Gather { segment, unit, units } => {
+                let Spec { id, unit: granules, .. } = SPECS[segment];
+                let (offset, len) = (Granules(unit * granules.max(8)), Granules(units * granules.max(8)));
+                let Expected::Gathered(expected) = &state.expected else { unreachable!() };
+                for (heap, expected) in real.heaps.iter_mut().zip(expected) {
+                    let cuts = heap.cut_free_in(SegmentId(id), offset, len, usize::MAX);
+                    let cuts = cuts.map(|cuts| {
+                        let pieces = cuts.iter().map(|cut| {
+                            assert_cut(cut, cut.stamp.0);
+                            (cut.offset.0, cut.len.0, cut.stamp.0)
+                        });
+                        pieces.collect::<Vec<_>>()
+                    });
+                    assert_eq!(&cuts, expected);
+                }
+            }
         }
         real
     }
@@ -447,6 +582,18 @@ impl StateMachineTest for Real {
             assert_eq!(pieces.len() as u64, snapshot.stats.free_chunks, "each once, three records at a time");
             assert!(totals.largest_free_bound >= snapshot.largest_free.bytes());
             assert!(totals.steps_max <= 32);
+            for (kind, len) in Kind::ALL.into_iter().flat_map(|kind| [(kind, 1), (kind, 19), (kind, 64)]) {
+                let all = SPECS.iter().filter(|s| s.kind == kind);
+                let all =
+                    all.flat_map(|s| pool.free_ranges(s.id).into_iter().map(|r| (s.id, r.offset, r.len)));
+                let mut long: Vec<_> = all.filter(|f| f.2 >= len).collect();
+                let found = heap.free_at_least(kind, Granules(len));
+                let mut found: Vec<_> = found.map(|f| (f.segment.0, f.offset.0, f.len.0)).collect();
+                assert!(found.windows(2).all(|f| bin(f[0].2) >= bin(f[1].2)), "the longest first: {found:?}");
+                long.sort_unstable();
+                found.sort_unstable();
+                assert_eq!(found, long);
+            }
             for s in SPECS {
                 let free: u32 = pool.free_ranges(s.id).iter().map(|r| r.len).sum();
                 let known = heap.segments().find(|known| known.id == SegmentId(s.id));

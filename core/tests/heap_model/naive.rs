@@ -26,6 +26,26 @@ pub(crate) struct Spec {
     pub(crate) base: u64,
     pub(crate) len: u32,
     pub(crate) kind: Kind,
+    /// Of a window, what its memory comes and goes in; 0 of a plain segment.
+    pub(crate) unit: u32,
+}
+
+/// Units of a window with no memory behind them: the window's number, where, how long.
+pub(crate) type Hole = (u32, u32, u32);
+
+/// Where a request is to be filled up: the window's number, where the request would lie, and what is missing there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    pub(crate) segment: u32,
+    pub(crate) at: u32,
+    pub(crate) missing: Vec<(u32, u32)>,
+}
+
+impl Run {
+    /// What is compared: bytes, parts, place of what is missing.
+    pub(crate) fn key(&self) -> (u32, usize, u32, u32) {
+        (self.missing.iter().map(|m| m.1).sum(), self.missing.len(), self.segment, self.missing[0].0)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,6 +229,70 @@ impl Pool {
         self.replace(spot.segment, spot.at, ask.len, What::Allocated { handle, stamp: spot.stamp });
         self.live.insert(handle, Live { requested, tag: 0 });
         Some(spot)
+    }
+
+    /// Every place of a window for `ask`, each granule of which is free or in a hole, by what it misses there; none that misses nothing.
+    pub(crate) fn runs<'a>(&'a self, ask: Ask, holes: &'a [Hole]) -> impl Iterator<Item = Run> + 'a {
+        let windows = self.segments.values().filter(move |(s, _)| s.kind == ask.kind && s.unit > 0);
+        windows.flat_map(move |(spec, ranges)| {
+            let holes: Vec<_> = holes.iter().filter(|h| h.0 == spec.id).map(|h| (h.1, h.1 + h.2)).collect();
+            let hole_at = move |at: u32| holes.iter().position(|h| h.0 <= at && at < h.1);
+            let fits = (0..=spec.len.saturating_sub(ask.len))
+                .filter(move |at| (spec.base + u64::from(*at)).is_multiple_of(u64::from(ask.align)));
+            fits.filter_map(move |at| {
+                let mut missing: Vec<(usize, u32, u32)> = Vec::new();
+                for granule in at..at.checked_add(ask.len).filter(|end| *end <= spec.len)? {
+                    if let Some(hole) = hole_at(granule) {
+                        let unit = granule / spec.unit * spec.unit;
+                        match missing.last_mut() {
+                            Some(last) if last.0 == hole => last.2 = unit + spec.unit - last.1,
+                            _ => missing.push((hole, unit, spec.unit)),
+                        }
+                    } else {
+                        let r = ranges.iter().find(|r| r.offset <= granule && granule < r.offset + r.len)?;
+                        matches!(r.what, What::Free { .. }).then_some(())?;
+                    }
+                }
+                let missing: Vec<_> = missing.into_iter().map(|m| (m.1, m.2)).collect();
+                (!missing.is_empty()).then_some(Run { segment: spec.id, at, missing })
+            })
+        })
+    }
+
+    /// Takes from the free range at a place, at its first aligned address.
+    pub(crate) fn take_at(&mut self, ask: Ask, segment: u32, at: u32, handle: u32) -> (u32, u64) {
+        let (spec, ranges) = &self.segments[&segment];
+        let r = ranges.iter().find(|r| r.offset <= at && at < r.offset + r.len).unwrap();
+        let What::Free { stamp, .. } = r.what else { panic!("{r:?} is not free") };
+        let begin = (spec.base + u64::from(r.offset)).next_multiple_of(u64::from(ask.align)) - spec.base;
+        let begin = u32::try_from(begin).unwrap();
+        assert!(begin + ask.len <= r.offset + r.len, "{r:?} does not hold {ask:?}");
+        self.replace(segment, begin, ask.len, What::Allocated { handle, stamp });
+        self.live.insert(handle, Live { requested: u64::from(ask.len) * 512, tag: 0 });
+        (begin, stamp)
+    }
+
+    /// Every free piece of `[offset, offset + len)` leaves; nothing if any of it is in use.
+    pub(crate) fn cut_free_in(
+        &mut self,
+        segment: u32,
+        offset: u32,
+        len: u32,
+    ) -> Option<Vec<(u32, u32, u64)>> {
+        let Some((_, ranges)) = self.segments.get(&segment) else { return Some(Vec::new()) };
+        let mut pieces = Vec::new();
+        for r in ranges.iter().filter(|r| r.offset < offset + len && offset < r.offset + r.len) {
+            let (from, end) = (r.offset.max(offset), (r.offset + r.len).min(offset + len));
+            match r.what {
+                What::Free { stamp, .. } => pieces.push((from, end - from, stamp)),
+                What::Absent => {}
+                _ => return None,
+            }
+        }
+        for &(from, len, _) in &pieces {
+            self.cut(segment, from, len);
+        }
+        Some(pieces)
     }
 
     /// Where a handle's range is.

@@ -7,7 +7,7 @@
 use super::{Heap, Kind, S, Taken, give, heap, islands, take};
 use crate::heap::bins::Bin;
 use crate::heap::chunk::{ChunkState, Place};
-use crate::heap::{ChunkId, Want};
+use crate::heap::{ChunkId, Hole, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -277,6 +277,20 @@ const CALLERS: &[Breach] = &[
     ("H6", "segment 8 at 0xfffffffffffffe00 of 2 granules leaves the address space", || {
         heap(64).add_segment(SegmentId(8), Addr(u64::MAX - 511), Granules(2), Kind::Small);
     }),
+    ("H6", "window 8 of 24 granules does not consist of whole units of 16", || {
+        Heap::new().add_window(SegmentId(8), Addr(0x10_0000), Granules(24), Kind::Large, Granules(16));
+    }),
+    ("H1", "cut of 8 granules at 60 from segment 7, which has 64", || {
+        heap(64).cut_free_in(S, Granules(60), Granules(8), 9);
+    }),
+    (
+        "H1",
+        "no hole of segment 7 is at 0 by 16 granules: there are not only whole units that are away",
+        || {
+            let hole = Hole { segment: S, offset: Granules(0), len: Granules(16) };
+            heap(64).run(&Want::new(Granules(65), Kind::Large), [hole]);
+        },
+    ),
     ("H6", "segment 7 is in this heap already", || {
         heap(64).add_segment(S, Addr(0x100_0000), Granules(1), Kind::Large);
     }),
