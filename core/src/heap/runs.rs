@@ -1,16 +1,17 @@
-//! What memory that moves below a pool asks of its heap: which free ranges hold whole handles, every free piece of one handle, and where a
-//! request has to be filled up least.
+//! What the layer that moves physical memory asks of a heap: which free ranges contain whole handles, every free piece of one handle, and where a
+//! request needs the least new memory.
 //!
-//! In a *window* ([`Heap::add_window`]) physical memory comes and goes in whole units while the addresses stay. A hole is a stretch of units
-//! with no memory behind them, Absent in every heap. What is Absent here may be a hole, or lent, or both side by side in one record: that the
-//! heap does not know, and so holes are told to it. Nor does it know handles, or why memory moves.
+//! In a *window* ([`Heap::add_window`]) physical memory comes and goes in whole units while the addresses stay. A *hole* is a stretch of units
+//! with no memory behind them, Absent in every heap. What is Absent here may be a hole, or migrated away, or both side by side in one record. The
+//! heap cannot tell them apart, so the caller passes the holes. The heap does not know handles, or why memory moves.
 //!
 //! ```text
-//!   window     | alloc | Free |···· hole ····| Free |·· hole ··| alloc | Free |·· lent ··|······· hole ······|
-//!   the run            ╰────────────────────────────╯ of a want: here it misses one hole; every byte of it is free or in one
+//!   window     | alloc | Free |···· hole ····| Free |·· hole ··| alloc | Free |· migrated ·|······· hole ······|
+//!   a stretch          ╰───────────────────────────────────────╯ every byte of it is free or in a hole
+//!   a run              ╰──────────────────────────╯              a place in it for a request, which needs one hole filled
 //! ```
 //!
-//! All of it is cold.
+//! All of this is cold.
 
 use super::chunk::{ChunkId, ChunkState, NIL};
 use super::{Cut, FreeChunk, Heap, Kind, Want};
@@ -28,28 +29,28 @@ pub struct Hole {
     pub len: Granules,
 }
 
-/// Where a request would lie, once memory is behind what it misses there.
+/// A place for a request, and the parts of it that have no memory yet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Run {
     /// The window.
     pub segment: SegmentId,
     /// Where the wanted range begins.
     pub offset: Granules,
-    /// The parts of holes that it misses, offsets and lengths, in order: whole units. There is one at least.
+    /// The parts of holes to be filled, offsets and lengths, in order: whole units. There is at least one.
     pub missing: SmallVec<[(Granules, Granules); 4]>,
 }
 
 impl Run {
-    /// How much it misses.
+    /// How much is to be filled.
     pub fn missing_len(&self) -> Granules {
         Granules(self.missing.iter().map(|(_, len)| len.0).sum())
     }
 }
 
 impl Heap {
-    /// The free chunks of a kind that have `len` or more, bin by bin, the longest bin first.
+    /// The free chunks of a kind with at least `len` granules, bin by bin, the longest bin first.
     ///
-    /// Whoever cuts several pieces out of one of them cuts the last one first: the chunk keeps its slot at its low end.
+    /// A caller that cuts several pieces out of one chunk must cut from the end backwards: the chunk keeps its slot at its low end.
     pub fn free_at_least(&self, kind: Kind, len: Granules) -> impl Iterator<Item = FreeChunk> + '_ {
         let bins = core::iter::successors(self.bins.highest(kind), |&bin| self.bins.highest_before(bin));
         let bins = bins.take_while(move |bin| bin.high() >= len.0);
@@ -57,9 +58,12 @@ impl Heap {
         chunks.filter(move |chunk| chunk.len >= len)
     }
 
-    /// Every free piece of `[offset, offset + len)` leaves, in the order of their offsets. `None`, and nothing is done, if any of it is
-    /// allocated or in flight, or to find that out would take a look at more than `steps` records: then it is of no use to whoever needs all
-    /// of it to ask other heaps. What of it is Absent here is theirs or nobody's.
+    /// Takes out every free piece of `[offset, offset + len)`, in order of offset. `None`, and no change, if any of it is allocated or in flight,
+    /// or if finding that out needs a look at more than `steps` records: a caller that needs all of the range need not ask other heaps then.
+    /// What is Absent here belongs to them or to nobody.
+    ///
+    /// # Panics
+    /// H1, when the range is empty or leaves the segment.
     pub fn cut_free_in(
         &mut self,
         segment: SegmentId,
@@ -93,7 +97,7 @@ impl Heap {
             }
             at = chunk.next;
         }
-        // A cut leaves the slots of the other chunks as they are, and there is one piece of each.
+        // There is one piece per chunk, and a cut does not change the slots of other chunks.
         Some(
             pieces
                 .into_iter()
@@ -102,8 +106,8 @@ impl Heap {
         )
     }
 
-    /// The record that an offset lies in; `None` if more than `steps` lie between it and the next Absent one on either side, from
-    /// both of which it is sought in turn.
+    /// The record that contains an offset; `None` if there are more than `steps` between it and the nearest Absent one. The search goes on
+    /// alternately from the Absent record below and from the one above.
     fn record_at(&self, segment: SegmentId, sentinel: u32, offset: u32, steps: &mut usize) -> Option<u32> {
         let below = self.absent.range((segment, 0)..=(segment, offset)).next_back().map(|(_, &id)| id);
         let above = self.absent.range((segment, offset)..=(segment, u32::MAX)).next().map(|(_, &id)| id);
@@ -121,21 +125,22 @@ impl Heap {
         }
     }
 
-    /// Where `want` would lie that misses the fewest bytes, in whole units; of equals with the fewest missing parts; of those the lowest. It
-    /// lies in a window of its kind, wholly in chunks that are free here and in these holes, which are given in order of place, as many as are
-    /// to be looked at. `None` if there is no such place. It is for a want that a take missed: a place that needs no hole is no run.
+    /// The place for `want` that needs the fewest bytes of holes filled, in whole units; of equals the fewest parts; then the lowest segment and
+    /// offset. It lies in a window of `want`'s kind, and all of it is free here or in these holes. They are passed in order of segment and
+    /// offset; all that are passed are looked at. `None` if there is no such place. For a want that a take missed: a place that needs no hole is
+    /// not returned.
     ///
-    /// Once all that it misses has arrived ([`Heap::extend`]), the chunk that it is part of holds `want`.
+    /// After [`Heap::extend`] with each missing part, the free chunk around the last one holds `want`.
     ///
     /// # Panics
-    /// When `want.len` is zero or `want.align` is no power of two; H1, when a hole does not consist of whole units of a window that are
+    /// When `want.len` is zero or `want.align` is no power of two; H1, when a hole does not consist of whole units of a window, all
     /// Absent here.
     pub fn run(&self, want: &Want, holes: impl IntoIterator<Item = Hole>) -> Option<Run> {
         want.sought(want.kind, &self.segments);
         let mut best = Best { want: *want, key: None, run: None };
         let mut stretch = Stretch::default();
         for hole in holes {
-            let Some(slot) = self.segments.slot(hole.segment) else { self.not_a_hole(hole) };
+            let Some(slot) = self.segments.slot(hole.segment) else { not_a_hole(hole) };
             let window = &self.segments[slot];
             if window.kind != want.kind {
                 continue;
@@ -144,9 +149,7 @@ impl Heap {
             let whole = |at: u64| window.unit != 0 && at.is_multiple_of(u64::from(window.unit));
             let below = self.absent.range((hole.segment, 0)..=(hole.segment, from)).next_back();
             let absent = below.map(|(_, &id)| id).filter(|&id| self.covers(id, from, hole.len.0));
-            let Some(absent) = absent.filter(|_| whole(from.into()) && whole(end)) else {
-                self.not_a_hole(hole)
-            };
+            let Some(absent) = absent.filter(|_| whole(from.into()) && whole(end)) else { not_a_hole(hole) };
             let end = end as u32;
             let chunk = &self.chunks[absent];
             let before = &self.chunks[chunk.prev];
@@ -166,18 +169,18 @@ impl Heap {
         best.look_at(&stretch, self);
         best.run
     }
+}
 
-    #[cold]
-    #[inline(never)]
-    fn not_a_hole(&self, hole: Hole) -> ! {
-        super::broken(
-            "H1",
-            format_args!(
-                "no hole of segment {} is at {} by {} granules: there are not only whole units that are away",
-                hole.segment.0, hole.offset.0, hole.len.0
-            ),
-        )
-    }
+#[cold]
+#[inline(never)]
+fn not_a_hole(hole: Hole) -> ! {
+    super::broken(
+        "H1",
+        format_args!(
+            "no hole of segment {} is at {} by {} granules: there are not only whole units that are away",
+            hole.segment.0, hole.offset.0, hole.len.0
+        ),
+    )
 }
 
 /// A part of a stretch.
@@ -186,12 +189,12 @@ struct Part {
     from: u32,
     len: u32,
     hole: bool,
-    /// Granules of holes before it in the stretch, and how many holes.
+    /// Granules of holes before it in the stretch, and the number of holes.
     missing: u32,
     holes: u32,
 }
 
-/// Free chunks and holes side by side, by turns unless two holes touch.
+/// Adjacent free chunks and holes, in order of offset.
 struct Stretch {
     slot: u32,
     parts: SmallVec<[Part; 8]>,
@@ -214,17 +217,17 @@ impl Stretch {
         });
         self.parts.push(Part { from, len, hole, missing, holes });
     }
-    /// The part that a place lies in, or its end the last one's.
+    /// The index of the part that contains an offset; at the end of the stretch, of the last one.
     fn part_at(&self, at: u32) -> usize {
         self.parts.partition_point(|part| part.from <= at).saturating_sub(1)
     }
-    /// Granules of holes, and holes, that end before a range which begins here, the unit that it lies in not counted.
+    /// Granules of holes, and holes, before a range that begins here, without the unit that its start is in.
     fn before_start(&self, at: u32, unit: u32) -> (u32, u32) {
         let part = &self.parts[self.part_at(at)];
         let more = if part.hole { (at - part.from) / unit * unit } else { 0 };
         (part.missing + more, part.holes)
     }
-    /// Granules of holes, and holes, that begin before a range's end, the unit that it lies in counted whole.
+    /// Granules of holes, and holes, before a range's end, with all of the unit that its last granule is in.
     fn before_end(&self, at: u32, unit: u32) -> (u32, u32) {
         let part = &self.parts[self.part_at(at - 1)];
         let more = if part.hole { (at - part.from).next_multiple_of(unit) } else { 0 };
@@ -235,14 +238,14 @@ impl Stretch {
 /// The best place so far.
 struct Best {
     want: Want,
-    /// Granules missing, parts missing; of equals the first seen is the lowest.
+    /// Granules and parts to be filled; of equals the first seen is the lowest.
     key: Option<(u32, u32)>,
     run: Option<Run>,
 }
 
 impl Best {
-    /// Tries the first and the last place at each part of a stretch. One of those misses the least: a place that begins and ends inside of parts
-    /// can be moved one way or the other until it does not, and misses no more.
+    /// Tries the places that begin where a part begins or end where one ends. One of those needs the least: any other place can be shifted in one
+    /// of the two directions until it begins or ends so, without needing more.
     fn look_at(&mut self, stretch: &Stretch, heap: &Heap) {
         let Some(first) = stretch.parts.first() else { return };
         let segment = &heap.segments[stretch.slot];

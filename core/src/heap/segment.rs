@@ -6,6 +6,7 @@
 
 use super::Kind;
 use super::chunk::Chunk;
+use super::units::Units;
 use crate::units::{Addr, GRANULE_BYTES, Granules, SegmentId};
 use core::ops::{Index, IndexMut};
 
@@ -18,8 +19,10 @@ pub(super) struct Segment {
     pub(super) base: Addr,
     pub(super) len: u32,
     pub(super) kind: Kind,
-    /// Of a window, what its memory comes and goes in, in granules; 0 of a plain segment.
+    /// Of a window, the granules that its memory comes and goes in; 0 in a plain segment.
     pub(super) unit: u32,
+    /// Of a window, the stamps of its units.
+    pub(super) units: Units,
     /// The record before its first chunk and behind its last.
     pub(super) sentinel: u32,
     /// Granules that are free here.

@@ -30,6 +30,9 @@ pub(crate) struct Spec {
     pub(crate) unit: u32,
 }
 
+/// A free piece that left: where, how long, and between what its stamp is.
+pub(crate) type Piece = (u32, u32, (u64, u64));
+
 /// Units of a window with no memory behind them: the window's number, where, how long.
 pub(crate) type Hole = (u32, u32, u32);
 
@@ -78,6 +81,10 @@ pub(crate) struct Live {
 pub(crate) struct Pool {
     pub(crate) segments: BTreeMap<u32, (Spec, Vec<Range>)>,
     pub(crate) live: BTreeMap<u32, Live>,
+    /// With which stamp each granule entered last, by segment and offset.
+    entries: BTreeMap<(u32, u32), u64>,
+    /// The latest stamp with which any of a window's unit entered since it was last away, by window and number.
+    units: BTreeMap<(u32, u32), u64>,
     clock: u64,
 }
 
@@ -231,6 +238,29 @@ impl Pool {
         Some(spot)
     }
 
+    /// A range entered with this stamp.
+    fn stamp(&mut self, segment: u32, offset: u32, len: u32, stamp: u64) {
+        let unit = self.segments[&segment].0.unit;
+        for granule in offset..offset + len {
+            self.entries.insert((segment, granule), stamp);
+            if let Some(unit) = granule.checked_div(unit) {
+                let latest = self.units.entry((segment, unit)).or_default();
+                *latest = stamp.max(*latest);
+            }
+        }
+    }
+
+    /// No earlier and no later than what may the stamp of a part be of a free range with this stamp.
+    pub(crate) fn bounds(&self, segment: u32, offset: u32, len: u32, stamp: u64) -> (u64, u64) {
+        let unit = self.segments[&segment].0.unit;
+        if unit == 0 {
+            return (stamp, stamp);
+        }
+        let entries = (offset..offset + len).map(|granule| self.entries[&(segment, granule)]);
+        let units = (offset / unit..(offset + len).div_ceil(unit)).map(|unit| self.units[&(segment, unit)]);
+        (entries.max().unwrap(), units.max().unwrap().min(stamp))
+    }
+
     /// Every place of a window for `ask`, each granule of which is free or in a hole, by what it misses there; none that misses nothing.
     pub(crate) fn runs<'a>(&'a self, ask: Ask, holes: &'a [Hole]) -> impl Iterator<Item = Run> + 'a {
         let windows = self.segments.values().filter(move |(s, _)| s.kind == ask.kind && s.unit > 0);
@@ -273,18 +303,15 @@ impl Pool {
     }
 
     /// Every free piece of `[offset, offset + len)` leaves; nothing if any of it is in use.
-    pub(crate) fn cut_free_in(
-        &mut self,
-        segment: u32,
-        offset: u32,
-        len: u32,
-    ) -> Option<Vec<(u32, u32, u64)>> {
+    pub(crate) fn cut_free_in(&mut self, segment: u32, offset: u32, len: u32) -> Option<Vec<Piece>> {
         let Some((_, ranges)) = self.segments.get(&segment) else { return Some(Vec::new()) };
         let mut pieces = Vec::new();
         for r in ranges.iter().filter(|r| r.offset < offset + len && offset < r.offset + r.len) {
             let (from, end) = (r.offset.max(offset), (r.offset + r.len).min(offset + len));
             match r.what {
-                What::Free { stamp, .. } => pieces.push((from, end - from, stamp)),
+                What::Free { stamp, .. } => {
+                    pieces.push((from, end - from, self.bounds(segment, from, end - from, stamp)));
+                }
                 What::Absent => {}
                 _ => return None,
             }
@@ -306,6 +333,7 @@ impl Pool {
     pub(crate) fn give(&mut self, handle: u32, stamp: u64) {
         let (segment, r) = self.place(handle).unwrap();
         let entered = self.now();
+        self.stamp(segment, r.offset, r.len, stamp);
         self.replace(segment, r.offset, r.len, What::Free { entered, stamp });
         self.live.remove(&handle);
     }
@@ -317,17 +345,29 @@ impl Pool {
 
     pub(crate) fn extend(&mut self, segment: u32, offset: u32, len: u32, stamp: u64) {
         let entered = self.now();
+        self.stamp(segment, offset, len, stamp);
         self.replace(segment, offset, len, What::Free { entered, stamp });
     }
 
     pub(crate) fn cut(&mut self, segment: u32, offset: u32, len: u32) {
+        self.leave(segment, offset, len);
+    }
+
+    /// A range is away; so is every unit that it was the last of.
+    fn leave(&mut self, segment: u32, offset: u32, len: u32) {
         self.replace(segment, offset, len, What::Absent);
+        let (spec, ranges) = &self.segments[&segment];
+        let absent = ranges.iter().find(|r| r.offset <= offset && offset < r.offset + r.len).unwrap();
+        let is_away = |unit: u32| {
+            absent.offset <= unit * spec.unit && (unit + 1) * spec.unit <= absent.offset + absent.len
+        };
+        self.units.retain(|key, _| key.0 != segment || !is_away(key.1));
     }
 
     /// The front of a range in flight leaves; the handle goes with the last of it.
     pub(crate) fn cut_in_flight(&mut self, handle: u32, len: u32) -> (u32, u32) {
         let (segment, r) = self.place(handle).unwrap();
-        self.replace(segment, r.offset, len, What::Absent);
+        self.leave(segment, r.offset, len);
         if r.len == len {
             self.live.remove(&handle);
         }
