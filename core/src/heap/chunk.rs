@@ -109,6 +109,7 @@ pub(super) struct Chunk {
     /// next vacant one.
     pub(super) prev: u32,
     pub(super) next: u32,
+    /// The caller's number; while it is free, whether it is mixed ([`super::units`]).
     pub(super) tag: u32,
     /// The bin that it is in.
     pub(super) bin: Bin,
@@ -296,13 +297,14 @@ impl Slab {
     pub(super) fn split(&mut self, id: u32, at: u32) -> u32 {
         let low = &mut self[id];
         let (len, next, segment, place) = (low.len, low.next, low.segment, low.place);
-        let (state, stamp) = (low.state, low.stamp);
+        let (state, stamp, tag) = (low.state, low.stamp, low.tag);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be split at {at}");
         let Some(state) = state else { super::broken("H9", format_args!("chunk {id} is vacant but split")) };
         low.len = at;
         let stamp = laws::split_stamp(stamp);
         let rest = self.fresh(segment, place.beyond(at), len - at, state, stamp);
         self[id].next = rest;
+        self[rest].tag = tag;
         self[rest].prev = id;
         self[rest].next = next;
         let after = &mut self[next];
@@ -363,7 +365,6 @@ pub(super) fn cut_front(chunks: &mut [Chunk], vacant: &mut u32, id: u32, len: u3
     slot.prev = prev;
     slot.next = id;
     slot.bin = Bin::NONE;
-    slot.tag = 0;
     slot.stamp = stamp;
     slot.state = Some(ChunkState::Free);
     let on = core::mem::replace(&mut chunks[prev as usize].next, front);
