@@ -94,7 +94,7 @@ impl World {
     /// A place of this many units of holes in a pool's windows.
     fn run(&mut self, pool: usize, units: u32) -> Place {
         let (owner, need) = (Owner(pool as u64), Granules(units * UNIT.0));
-        for w in self.physical.windows().collect::<Vec<_>>() {
+        for w in self.physical.windows_of(owner).collect::<Vec<_>>() {
             let run = self.physical.holes(owner, w.id, Granules::ZERO, w.len).find(|run| run.1 >= need);
             if let Some((offset, _)) = run {
                 assert!(self.physical.is_hole(owner, w.id, offset, need));

@@ -70,7 +70,8 @@ impl<D: Driver> Grows<D> for Pool<D> {
         let (core, pool, base) = (request.core, request.pool, segment.addr());
         let segment = core.backing.lock().add(segment, len.bytes());
         let kind = request.want.kind;
-        let whole = Range { segment, base, segment_len: len, kind, offset: Granules::ZERO, len };
+        let (unit, offset) = (Granules::ZERO, Granules::ZERO);
+        let whole = Range { segment, base, segment_len: len, kind, unit, offset, len };
         let mut guard = pool.lock();
         let state = &mut *guard;
         // Fresh from the device: nothing is pending, stamp 0.

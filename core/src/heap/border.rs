@@ -5,9 +5,9 @@
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 
 use super::bins::Sought;
-use super::chunk::{ChunkId, ChunkState, NIL, Place};
+use super::chunk::{ChunkId, ChunkState, MIXED, NIL, Place, UNIFORM};
 use super::segment::Segment;
-use super::units::{MIXED, UNIFORM, Units};
+use super::stamps::Units;
 use super::{FreeChunk, Heap, Kind, SegmentView, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
@@ -41,6 +41,8 @@ pub struct Cut {
     pub segment_len: Granules,
     /// The segment's kind.
     pub kind: Kind,
+    /// Of a window, its unit; 0 of a plain segment.
+    pub unit: Granules,
     /// Where the range begins in the segment.
     pub offset: Granules,
     /// How long it is.
@@ -61,7 +63,7 @@ impl Heap {
         self.add_window(id, base, len, kind, Granules::ZERO);
     }
 
-    /// Adds a window, a segment whose memory comes and goes in units of `unit` granules. None of it is here yet.
+    /// Adds a window, a segment whose memory comes and goes in units of `unit` granules; 0 for a plain segment. None of it is here yet.
     ///
     /// # Panics
     /// H6, as [`Heap::add_segment`], and when `unit` is no power of two or `len` no multiple of it.
@@ -300,6 +302,7 @@ impl Heap {
             base: segment.base,
             segment_len: Granules(segment.len),
             kind: segment.kind,
+            unit: Granules(segment.unit),
             offset: Granules(chunk.offset()),
             len: Granules(chunk.len),
             addr: segment.base.offset(Granules(chunk.offset())),

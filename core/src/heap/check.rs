@@ -4,8 +4,7 @@
 //! It does not know what the heap was requested to do; a model in the tests does.
 
 use super::bins::Bin;
-use super::chunk::{ChunkState, NIL};
-use super::units::{MIXED, UNIFORM};
+use super::chunk::{ChunkState, MIXED, NIL, UNIFORM};
 use super::{Heap, Kind};
 use crate::units::{Epoch, GRANULE_BYTES};
 

@@ -14,6 +14,10 @@ use core::ops::{Index, IndexMut};
 
 /// The first slot, which never has a chunk: no bytes, in no segment.
 pub(super) const NOBODY: u32 = 0;
+/// The tag of a free chunk whose bytes all entered with its stamp.
+pub(super) const UNIFORM: u32 = 0;
+/// The tag of a free chunk of a window whose bytes entered with different stamps, which its units have.
+pub(super) const MIXED: u32 = 1;
 /// The maximum number of slots of a heap: a bin's link has a number too.
 const MOST: u32 = u32::MAX - 4096;
 /// The end of the list of vacant slots: no slot has this number.

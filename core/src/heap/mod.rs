@@ -74,6 +74,7 @@ mod hit;
 mod runs;
 mod segment;
 mod snapshot;
+mod stamps;
 #[cfg(test)]
 mod tests;
 mod units;

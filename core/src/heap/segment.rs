@@ -6,7 +6,7 @@
 
 use super::Kind;
 use super::chunk::Chunk;
-use super::units::Units;
+use super::stamps::Units;
 use crate::units::{Addr, GRANULE_BYTES, Granules, SegmentId};
 use core::ops::{Index, IndexMut};
 

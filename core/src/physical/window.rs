@@ -283,6 +283,12 @@ impl<H: Clone> Physical<H> {
         self.windows.iter().map(|(id, w)| w.view(id, self.unit))
     }
 
+    /// The windows of an owner that is not closed, in the order in which they were added.
+    pub fn windows_of(&self, owner: Owner) -> impl Iterator<Item = WindowView> {
+        let own = self.windows.by_owner.get(&owner).into_iter().flatten();
+        own.filter_map(|&id| self.window(id))
+    }
+
     /// The window that an address lies in.
     pub fn window_at(&self, addr: Addr) -> Option<WindowView> {
         let (_, &id) = self.windows.by_base.range(..=addr.0).next_back()?;
