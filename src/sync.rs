@@ -18,14 +18,16 @@ pub enum Rank {
     Pools = 2,
     /// A pool's heap, queues and counters.
     Pool = 4,
+    /// Handles of physical memory and where they are mapped.
+    Physical = 5,
     /// Segments, limits and what has been reserved from the device.
-    Backing = 5,
+    Backing = 6,
     /// The table of a device's timelines.
-    Registry = 6,
+    Registry = 7,
     /// One timeline's clock and markers.
-    Timeline = 7,
+    Timeline = 8,
     /// The recorder of events and other leaves.
-    Leaf = 8,
+    Leaf = 9,
 }
 
 /// The turns that may be held over driver calls, as a set of ranks.
@@ -39,17 +41,17 @@ per_thread! {
 
 #[cfg(debug_assertions)]
 per_thread! {
-    static TAKEN: core::cell::Cell<[u64; 9]> = core::cell::Cell::new([0; 9]);
+    static TAKEN: core::cell::Cell<[u64; 10]> = core::cell::Cell::new([0; 10]);
 }
 
 /// How many ranked locks this thread has taken so far, by their ranks, in debug builds. Each look at a pool or a timeline
 /// takes one, so a test counts looks without measuring time. In release builds nothing is counted.
 #[doc(hidden)]
-pub fn locks_taken() -> [u64; 9] {
+pub fn locks_taken() -> [u64; 10] {
     #[cfg(debug_assertions)]
     return TAKEN.with(core::cell::Cell::get);
     #[cfg(not(debug_assertions))]
-    [0; 9]
+    [0; 10]
 }
 
 /// A mutex with a rank: one whose waiters sleep ([`Parking`]), or one for locks that are held for microseconds ([`Quick`]).

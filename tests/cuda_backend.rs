@@ -855,11 +855,11 @@ fn a_gate_holds_its_stream_until_it_is_opened_or_its_time_is_over() {
 fn a_handle_keeps_its_contents_from_address_to_address() {
     let Some(rig) = rig() else { return };
     let cuda = &rig.cuda;
-    if !cuda.has_mapping() {
+    let Some(facts) = cuda.mapping() else {
         remote::skipped("this device has no virtual memory management");
         return rig.clean();
-    }
-    let unit = cuda.granularity();
+    };
+    let unit = facts.granularity;
     let s = stream(cuda);
     let space = cuda.reserve(4 * unit, None).expect("addresses");
     let handle = cuda.create(unit).expect("memory");
@@ -912,13 +912,13 @@ fn a_fresh_mapping_may_not_be_used_until_access_is_given() {
     const USABLE: Option<u64> = Some(3);
     let Some(rig) = rig() else { return };
     let cuda = &rig.cuda;
-    if !cuda.has_mapping() {
+    let Some(facts) = cuda.mapping() else {
         remote::skipped("this device has no virtual memory management");
         return rig.clean();
-    }
+    };
     let theirs = CudaContext::new(0).expect("cudarc's");
     theirs.bind_to_thread().expect("bound");
-    let unit = cuda.granularity();
+    let unit = facts.granularity;
     let (first, handle) =
         (cuda.reserve(2 * unit, None).expect("addresses"), cuda.create(unit).expect("memory"));
     let second = Addr(first.0 + unit);

@@ -505,7 +505,7 @@ fn what_a_device_lacks_is_refused_in_words() {
             assert_eq!(fake.calls(call), 0, "the driver was not asked");
         };
         let cuda = Cuda::new(0).expect("the stand-in");
-        assert_eq!((cuda.has_mapping(), cuda.granularity()), (mapping, 2 * MIB));
+        assert_eq!(cuda.mapping().map(|facts| facts.granularity), mapping.then_some(2 * MIB));
         let pooled = cuda.clone().backing(Backing::Async { keep: 0 });
         if pools {
             drop(pooled.expect("pools").allocate(MIB).expect("memory of one"));

@@ -210,11 +210,6 @@ impl Cuda {
         self.device.context.0
     }
 
-    /// Whether the device has virtual memory management: [`Mapping`](millpond_driver::Mapping) works.
-    pub fn has_mapping(&self) -> bool {
-        self.device.granularity.is_some()
-    }
-
     /// Whether the driver gives streams unique ids (CUDA 12): raw handles can be used.
     pub fn has_stream_ids(&self) -> bool {
         self.device.table().stream_get_id.is_some()

@@ -8,10 +8,8 @@ use super::Cuda;
 use super::ranges::Kind;
 use super::table::{AccessDesc, AllocationProp, Call, Location, invalid, lacking};
 use millpond_driver::units::Addr;
-use millpond_driver::{DriverResult, Mapping};
+use millpond_driver::{DriverResult, Mapping, MappingFacts};
 
-/// What every device seen so far answers, for those that have no virtual memory to ask.
-const USUAL_GRANULARITY: u64 = 2 << 20;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: i32 = 3;
 
@@ -55,9 +53,8 @@ impl Cuda {
 unsafe impl Mapping for Cuda {
     type Handle = GpuHandle;
 
-    /// The device's own; 2 MiB where it has no virtual memory management, and every other verb then says so.
-    fn granularity(&self) -> u64 {
-        self.device.granularity.unwrap_or(USUAL_GRANULARITY)
+    fn mapping(&self) -> Option<MappingFacts> {
+        self.device.granularity.map(MappingFacts::new)
     }
 
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {

@@ -9,7 +9,8 @@
 use crate::units::{Addr, DeviceId};
 use crate::{
     Copies, DeviceSlot, Driver, DriverError, DriverErrorKind, DriverResult, Fences, Host, HostKind, Kernel,
-    KernelLaunch, Kernels, Memory, MemoryInfo, Note, Pitched, StreamInfo, StreamOptions,
+    KernelLaunch, Kernels, Mapping, MappingFacts, Memory, MemoryInfo, Note, Pitched, StreamInfo,
+    StreamOptions,
 };
 use core::any::Any;
 use core::fmt;
@@ -93,6 +94,41 @@ impl fmt::Debug for AnyEvent {
     }
 }
 
+/// A handle of any device's virtual memory.
+pub struct AnyHandle(Box<dyn HandleObject>);
+
+trait HandleObject: Any + fmt::Debug + Send + Sync {
+    fn another(&self) -> AnyHandle;
+    fn is_same(&self, other: &AnyHandle) -> bool;
+}
+
+impl<H: Clone + fmt::Debug + PartialEq + Send + Sync + 'static> HandleObject for H {
+    fn another(&self) -> AnyHandle {
+        AnyHandle(Box::new(self.clone()))
+    }
+    fn is_same(&self, other: &AnyHandle) -> bool {
+        (&*other.0 as &dyn Any).downcast_ref() == Some(self)
+    }
+}
+
+impl Clone for AnyHandle {
+    fn clone(&self) -> AnyHandle {
+        self.0.another()
+    }
+}
+
+impl PartialEq for AnyHandle {
+    fn eq(&self, other: &AnyHandle) -> bool {
+        self.0.is_same(other)
+    }
+}
+
+impl fmt::Debug for AnyHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 fn stranger(call: &'static str) -> DriverError {
     DriverError::new(call, 400, DriverErrorKind::InvalidHandle, "it is of another kind of device")
 }
@@ -102,6 +138,10 @@ fn stream<'a, D: Fences>(of: &'a AnyNative, call: &'static str) -> DriverResult<
 }
 
 fn event<'a, D: Fences>(of: &'a AnyEvent, call: &'static str) -> DriverResult<&'a D::Event> {
+    (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| stranger(call))
+}
+
+fn handle<'a, D: Mapping>(of: &'a AnyHandle, call: &'static str) -> DriverResult<&'a D::Handle> {
     (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| stranger(call))
 }
 
@@ -129,6 +169,22 @@ macro_rules! same {
             /// # Safety
             /// [`Memory::free_raw`]'s.
             unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+            fn create(&self, bytes: u64) -> DriverResult<AnyHandle>;
+            /// # Safety
+            /// [`Mapping::unreserve`]'s.
+            unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+            /// # Safety
+            /// [`Mapping::map`]'s.
+            unsafe fn map(&self, addr: Addr, it: &AnyHandle) -> DriverResult<()>;
+            /// # Safety
+            /// [`Mapping::set_access`]'s.
+            unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+            /// # Safety
+            /// [`Mapping::unmap`]'s.
+            unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+            /// # Safety
+            /// [`Mapping::release`]'s.
+            unsafe fn release(&self, it: &AnyHandle) -> DriverResult<()>;
             /// # Safety
             /// [`Host::unpin_raw`]'s.
             unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
@@ -188,6 +244,29 @@ macro_rules! same {
                 // SAFETY: the caller's, of the same range.
                 unsafe { Memory::free_raw(self, addr, bytes) }
             }
+            fn create(&self, bytes: u64) -> DriverResult<AnyHandle> {
+                Mapping::create(self, bytes).map(|handle| AnyHandle(Box::new(handle)))
+            }
+            unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same addresses.
+                unsafe { Mapping::unreserve(self, addr, bytes) }
+            }
+            unsafe fn map(&self, addr: Addr, it: &AnyHandle) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same addresses.
+                unsafe { Mapping::map(self, addr, handle::<D>(it, "map")?) }
+            }
+            unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same addresses.
+                unsafe { Mapping::set_access(self, addr, bytes) }
+            }
+            unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same addresses.
+                unsafe { Mapping::unmap(self, addr, bytes) }
+            }
+            unsafe fn release(&self, it: &AnyHandle) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same handle.
+                unsafe { Mapping::release(self, handle::<D>(it, "release")?) }
+            }
             unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
                 // SAFETY: the caller's, of the same range.
                 unsafe { Host::unpin_raw(self, ptr, bytes) }
@@ -237,6 +316,8 @@ same! {
     Memory::free_spares_uses() -> bool;
     Memory::drop_failed(error: DriverError);
     Memory::deferred() -> Vec<DriverError>;
+    Mapping::mapping() -> Option<MappingFacts>;
+    Mapping::reserve(bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
     Fences::expects_captures() -> bool;
     Fences::synchronize_device() -> DriverResult<()>;
     Fences::host_time() -> Duration;
@@ -274,6 +355,37 @@ unsafe impl Memory for AnyDriver {
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: the caller's, of a range of this device.
         unsafe { self.device.free_raw(addr, bytes) }
+    }
+}
+
+// SAFETY: the mappings are the device's, which is a `Mapping`; a handle of another kind is an error.
+#[allow(unsafe_code, reason = "the device's own contract")]
+unsafe impl Mapping for AnyDriver {
+    type Handle = AnyHandle;
+    passed_on! {
+        fn mapping() -> Option<MappingFacts>;
+        fn reserve(bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
+        fn create(bytes: u64) -> DriverResult<AnyHandle>;
+    }
+    unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's, of addresses of this device.
+        unsafe { self.device.unreserve(addr, bytes) }
+    }
+    unsafe fn map(&self, addr: Addr, handle: &AnyHandle) -> DriverResult<()> {
+        // SAFETY: the caller's, of addresses of this device.
+        unsafe { self.device.map(addr, handle) }
+    }
+    unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's, of addresses of this device.
+        unsafe { self.device.set_access(addr, bytes) }
+    }
+    unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's, of addresses of this device.
+        unsafe { self.device.unmap(addr, bytes) }
+    }
+    unsafe fn release(&self, handle: &AnyHandle) -> DriverResult<()> {
+        // SAFETY: the caller's, of a handle of this device.
+        unsafe { self.device.release(handle) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a device can do, as small traits: the contract between millpond's allocator and the devices under it.
 //!
 //! A driver hands out memory ([`Memory`], [`Mapping`], [`Host`]), orders streams by events ([`Fences`]), copies ([`Copies`])
-//! and runs kernels ([`Kernels`]). [`Driver`] is all that an allocator needs. Two crates implement them: `millpond-cuda` over
+//! and runs kernels ([`Kernels`]). [`Driver`] is all that an allocator needs; [`VirtualMemory`] makes [`Mapping`] safe to use. Two crates implement them: `millpond-cuda` over
 //! the CUDA driver, `millpond-sim` as a simulated device that judges the order of its work. A device of your own
 //! implements the same traits; each one's contract is its documentation.
 //!
@@ -55,6 +55,8 @@ mod error;
 mod fences;
 mod host;
 mod kernels;
+mod mapped;
+mod mapping;
 mod memory;
 #[cfg(millpond_mutants)]
 #[doc(hidden)]
@@ -71,7 +73,7 @@ pub mod sync;
 mod thread_end;
 pub mod units;
 
-pub use any::{AnyDriver, AnyEvent, AnyNative};
+pub use any::{AnyDriver, AnyEvent, AnyHandle, AnyNative};
 #[doc(hidden)]
 pub use caller::Called;
 pub use caller::Caller;
@@ -82,7 +84,9 @@ pub use host::{Host, HostKind, OwnedHost};
 pub use kernels::{
     Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Reference, ReferenceMemory,
 };
-pub use memory::{Mapping, Memory, MemoryInfo, OwnedRange};
+pub use mapped::{NotMapped, PhysicalHandle, VirtualMemory};
+pub use mapping::{Mapping, MappingFacts};
+pub use memory::{Memory, MemoryInfo, OwnedRange};
 pub use note::{DeviceSlot, Driver, Note, QueuedBy};
 pub use pitch::{Pitched, Place};
 pub use size::{Size, SizeError, Unit, bytes, parse_size};

@@ -1,6 +1,6 @@
-//! Device memory: plain ranges, and virtual memory with separate addresses and physical pieces.
+//! Device memory in plain ranges.
 //!
-//! It does not know streams: the caller that frees or unmaps makes sure that the uses are complete.
+//! It does not know streams: the caller that frees makes sure that the uses are complete.
 
 use crate::units::{Addr, DeviceId};
 use crate::{DriverError, DriverResult};
@@ -133,67 +133,4 @@ impl<D: Memory> Drop for OwnedRange<D> {
             }
         }
     }
-}
-
-/// Virtual memory: separate addresses and physical handles. Optional.
-///
-/// # Safety
-/// As [`Memory`]; a handle is whole, sizes and addresses are multiples of [`Mapping::granularity`].
-#[allow(unsafe_code, reason = "mapping works on raw addresses")]
-pub unsafe trait Mapping: Clone + Send + Sync + Sized + 'static {
-    /// A piece of physical memory. Dropping it does nothing: see [`Mapping::release`].
-    type Handle: Clone + fmt::Debug + PartialEq + Send + Sync + 'static;
-
-    /// The unit of sizes and addresses in bytes (2 MiB on every device seen).
-    fn granularity(&self) -> u64;
-    /// Reserves addresses, at `at` if that is free.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
-    /// Gives addresses back.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// Nothing is mapped there.
-    unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
-    /// Creates physical memory, zeroed.
-    ///
-    /// # Errors
-    /// Out of memory, or the driver's.
-    fn create(&self, bytes: u64) -> DriverResult<Self::Handle>;
-    /// Maps a whole handle. It can be used only after [`Mapping::set_access`]; one handle may be mapped twice.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// The addresses are reserved by the caller and nothing is mapped there.
-    unsafe fn map(&self, addr: Addr, handle: &Self::Handle) -> DriverResult<()>;
-    /// Makes mapped addresses readable and writable; needed again after every map.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// The addresses belong to the caller.
-    unsafe fn set_access(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
-    /// Unmaps addresses. Waits for nothing.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// Every use made through these addresses is complete (law O4).
-    unsafe fn unmap(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
-    /// Gives physical memory back; it is freed when it is mapped nowhere.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// Every use of the handle is complete (law O4).
-    unsafe fn release(&self, handle: &Self::Handle) -> DriverResult<()>;
 }

@@ -4,7 +4,7 @@
 
 use crate::sync::{Arc, Mutex, Weak};
 use crate::units::{Addr, AllocationId, StreamId};
-use crate::{Copies, Fences, Host, Memory, RangeUse};
+use crate::{Copies, Fences, Host, Mapping, Memory, RangeUse};
 use core::any::Any;
 use core::fmt;
 
@@ -146,7 +146,7 @@ impl fmt::Debug for DeviceSlot {
 }
 
 /// Everything an allocator needs of a device.
-pub trait Driver: Memory + Fences + Copies + Host {
+pub trait Driver: Memory + Mapping + Fences + Copies + Host {
     /// Whether it judges its calls, and so needs the program's line of each call ([`Caller`](crate::Caller)).
     const JUDGES: bool = false;
     /// Notifies a checking device about ownership. No driver call; empty by default.

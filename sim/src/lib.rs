@@ -195,6 +195,15 @@ impl Sim {
     pub fn waiting_frees(self, on: bool) -> Sim {
         self.configure("waiting frees", |w| w.waiting_frees = on)
     }
+    /// Whether the devices have virtual memory. On by default; if off, [`Mapping::mapping`](millpond_driver::Mapping::mapping) is `None` and
+    /// nothing can be reserved or created.
+    ///
+    /// # Panics
+    /// After the first driver call.
+    #[must_use]
+    pub fn virtual_memory(self, on: bool) -> Sim {
+        self.configure("virtual memory", |w| w.has_mapping = on)
+    }
     /// Gives each host thread a clock of its own: what one thread saw complete, another knows only through
     /// [`Sim::host_edge`]. Without it, host threads are assumed to know of each other in order of arrival.
     ///

@@ -19,6 +19,9 @@ use millpond_driver::{DriverError, DriverErrorKind};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 
+mod virt;
+pub use virt::NullHandle;
+
 /// The capacity of [`Null::default`]: 144 GiB, in bytes.
 pub const DEFAULT_CAPACITY: u64 = 144 << 30;
 
@@ -53,9 +56,16 @@ enum Call {
     CopyPeer,
     Fill,
     LaunchKernel,
+    Reserve,
+    Unreserve,
+    Create,
+    Map,
+    SetAccess,
+    Unmap,
+    Release,
 }
 
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 28] = [
     "memory_info",
     "allocate",
     "free",
@@ -77,6 +87,13 @@ const NAMES: [&str; 21] = [
     "copy_peer",
     "fill",
     "launch_kernel",
+    "reserve",
+    "unreserve",
+    "create",
+    "map",
+    "set_access",
+    "unmap",
+    "release",
 ];
 
 /// The device: a counted reference, so clones share addresses, capacity and counts.
@@ -112,6 +129,7 @@ struct Live {
     next_address: u64,
     device: BTreeMap<u64, u64>,
     host: BTreeMap<u64, u64>,
+    virt: virt::Table,
 }
 
 /// A stream of [`Null`]: a number. Nothing runs on it.
@@ -142,6 +160,7 @@ impl Null {
                 next_address: FIRST_ADDRESS,
                 device: BTreeMap::new(),
                 host: BTreeMap::new(),
+                virt: virt::Table::default(),
             }),
             slot: DeviceSlot::default(),
         }))
@@ -173,6 +192,11 @@ impl Null {
         })
     }
 
+    /// Of virtual memory, what was not given back: reservations, handles and mappings.
+    pub fn outstanding_virtual(&self) -> (usize, usize, usize) {
+        self.0.live.lock().virt.outstanding()
+    }
+
     fn count(&self, call: Call) {
         self.0.calls[call as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -188,6 +212,31 @@ impl Null {
             DriverErrorKind::InvalidHandle,
             format!("{} of {} was used on {}", stream.0.id, stream.0.device, self.0.device),
         ))
+    }
+}
+
+impl Null {
+    /// What is reserved with so many bytes more, if the device has them.
+    fn with_more(&self, bytes: u64) -> Option<u64> {
+        self.reserved().checked_add(bytes).filter(|&all| all <= self.0.capacity)
+    }
+
+    /// Called under the lock of `live`; relaxed, since readers outside it only report.
+    fn set_reserved(&self, bytes: u64) {
+        self.0.reserved.store(bytes, Ordering::Relaxed);
+    }
+
+    fn is_full(&self, call: Call, bytes: u64) -> DriverError {
+        let free = self.0.capacity - self.reserved();
+        let message = format!("asked for {bytes} bytes; {free} of {} are free", self.0.capacity);
+        refused(call, DriverErrorKind::OutOfMemory, message)
+    }
+}
+
+impl Live {
+    /// Where addresses begin behind so many more, unless they end.
+    fn next_behind(&self, bytes: u64) -> Option<u64> {
+        self.next_address.checked_add(bytes.checked_next_multiple_of(ADDRESS_ALIGN)?)
     }
 }
 
@@ -265,22 +314,13 @@ unsafe impl Memory for Null {
         self.count(Call::Allocate);
         whole_granules(Call::Allocate, bytes)?;
         let mut live = self.0.live.lock();
-        let reserved = self.reserved();
-        let free = self.0.capacity - reserved;
         // A device with a capacity near 2^64 runs out of addresses first.
-        let next =
-            bytes.checked_next_multiple_of(ADDRESS_ALIGN).and_then(|n| live.next_address.checked_add(n));
-        let (true, Some(next)) = (bytes <= free, next) else {
-            return Err(refused(
-                Call::Allocate,
-                DriverErrorKind::OutOfMemory,
-                format!("asked for {bytes} bytes; {free} of {} are free", self.0.capacity),
-            ));
+        let (Some(taken), Some(next)) = (self.with_more(bytes), live.next_behind(bytes)) else {
+            return Err(self.is_full(Call::Allocate, bytes));
         };
         let addr = core::mem::replace(&mut live.next_address, next);
         live.device.insert(addr, bytes);
-        // Written under the lock; relaxed, since readers outside it only report.
-        self.0.reserved.store(reserved + bytes, Ordering::Relaxed);
+        self.set_reserved(taken);
         Ok(Addr(addr))
     }
 
@@ -293,7 +333,7 @@ unsafe impl Memory for Null {
         self.count(Call::Free);
         let mut live = self.0.live.lock();
         take_out(Call::Free, &mut live.device, addr.0, bytes)?;
-        self.0.reserved.store(self.reserved() - bytes, Ordering::Relaxed);
+        self.set_reserved(self.reserved() - bytes);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use super::oracle::{PhysKey, Space};
 use super::world::{Device, World, bad_handle, invalid};
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, Mapping};
+use millpond_driver::{DriverResult, Mapping, MappingFacts};
 
 /// The unit of sizes and addresses.
 const GRANULARITY: u64 = 2 << 20;
@@ -69,6 +69,15 @@ impl Device {
 }
 
 impl World {
+    /// What makes addresses and handles asks this; a device that has neither refuses the rest anyway.
+    fn supports_mapping(&self, call: Call) -> DriverResult<()> {
+        if self.has_mapping {
+            return Ok(());
+        }
+        let message = "this device has no virtual memory (`Sim::virtual_memory`): use plain segments";
+        Err(DriverError::new(call.name(), 801, DriverErrorKind::NotSupported, message))
+    }
+
     /// The price of per-handle calls: the low one if anything else is mapped in the window, else the high one.
     fn window_price(&self, addr: u64, cheap: u64, dear: u64) -> u64 {
         let start = addr - addr % WINDOW;
@@ -136,13 +145,15 @@ fn size_price(bytes: u64) -> u64 {
 unsafe impl Mapping for Sim {
     type Handle = SimHandle;
 
-    fn granularity(&self) -> u64 {
-        GRANULARITY
+    /// No driver call. `None` after [`Sim::virtual_memory`]`(false)`.
+    fn mapping(&self) -> Option<MappingFacts> {
+        self.lock().borrow().has_mapping.then(|| MappingFacts::new(GRANULARITY))
     }
 
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {
         let call = Call::AddressReserve;
         self.call(call, |w| {
+            w.supports_mapping(call)?;
             check_size(bytes, call)?;
             let d = &mut w.devices[self.index()];
             let wanted = at.filter(|a| a.0.is_multiple_of(GRANULARITY));
@@ -184,6 +195,7 @@ unsafe impl Mapping for Sim {
     fn create(&self, bytes: u64) -> DriverResult<SimHandle> {
         let call = Call::Create;
         self.call(call, |w| {
+            w.supports_mapping(call)?;
             check_size(bytes, call)?;
             w.take_capacity(self.index(), bytes, call)?;
             let phys =

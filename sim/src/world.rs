@@ -141,6 +141,8 @@ pub(super) struct World {
     pub(super) gaps: bool,
     /// Whether a free of plain memory waits for the device.
     pub(super) waiting_frees: bool,
+    /// Whether the devices have virtual memory.
+    pub(super) has_mapping: bool,
     pub(super) pinned_capacity: u64,
 }
 
@@ -194,6 +196,7 @@ impl World {
             panic: KeptPanic::default(),
             gaps: false,
             waiting_frees: true,
+            has_mapping: true,
             pinned_capacity: u64::MAX,
         };
         for d in 0..devices {

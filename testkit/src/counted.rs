@@ -10,7 +10,7 @@ use crate::counting::{device, library};
 use millpond::DriverError;
 use millpond::driver::{
     Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Kernel, KernelLaunch, Kernels, Mapping,
-    Memory, MemoryInfo, Note, Pitched, StreamInfo, StreamOptions,
+    MappingFacts, Memory, MemoryInfo, Note, Pitched, StreamInfo, StreamOptions,
 };
 use millpond::units::{Addr, DeviceId};
 use millpond_sim::{Launch, Ledger, Sim, SimEvent, SimHandle, SimStream};
@@ -255,8 +255,8 @@ unsafe impl Kernels for Device {
 unsafe impl Mapping for Device {
     type Handle = SimHandle;
 
-    fn granularity(&self) -> u64 {
-        self.sim.granularity()
+    fn mapping(&self) -> Option<MappingFacts> {
+        self.sim.mapping()
     }
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {
         device(|| self.sim.reserve(bytes, at))

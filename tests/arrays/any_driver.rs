@@ -3,10 +3,10 @@
 #![cfg(not(any(loom, shuttle)))]
 
 use super::clean;
-use millpond::driver::{AnyDriver, AnyNative, Fences};
+use millpond::driver::{AnyDriver, AnyNative, Fences, Mapping, VirtualMemory};
 use millpond::erased::Arrays;
 use millpond::error::DriverErrorKind;
-use millpond::units::{GIB, KIB, MIB};
+use millpond::units::{Addr, GIB, KIB, MIB};
 use millpond::wrap::{Counted, Limited};
 use millpond::{Allocator, Config, DeviceArray, Error, Growth, Limit, Stream, Trim, kernel};
 use millpond_sim::null::Null;
@@ -148,6 +148,39 @@ fn references_are_the_native_streams() {
     drop(s);
     assert_eq!(x.to_vec(&gpu.stream().unwrap()).unwrap(), [0.0; 16]);
     drop((x, gpu, driver));
+    clean(&sim);
+}
+
+/// Virtual memory is the device's, and a device without has none.
+#[test]
+fn virtual_memory_needs_no_type() {
+    let (sim, other) = (Sim::new(GIB), Sim::new(GIB).virtual_memory(false));
+    assert!(VirtualMemory::new(AnyDriver::new(other)).is_none());
+    let driver = AnyDriver::new(sim.clone());
+    let memory = VirtualMemory::new(driver.clone()).unwrap();
+    let unit = memory.facts().granularity;
+    let base = memory.reserve(4 * unit, None).unwrap();
+    let handle = memory.create(unit).unwrap();
+    memory.map(handle, base).unwrap();
+    memory.map(handle, Addr(base.0 + 2 * unit)).unwrap();
+    assert_eq!((sim.ledger().mappings, sim.ledger().handles), (2, 1));
+    sim.fail(Call::Unmap, 1, DriverErrorKind::Other);
+    assert_eq!(memory.unmap(base).unwrap_err().call, "cuMemUnmap");
+    memory.unmap(base).unwrap();
+    drop(memory);
+    // A handle is equal to its copies, and is refused by a device of another kind.
+    let (one, two) = (driver.create(unit).unwrap(), driver.create(unit).unwrap());
+    assert!(one == one.clone() && one != two);
+    let null = AnyDriver::new(Null::default());
+    assert!(one != null.create(unit).unwrap());
+    let theirs = VirtualMemory::new(null.clone()).unwrap().reserve(unit, None).unwrap();
+    #[allow(unsafe_code, reason = "a wrong call on purpose, and the handles of this test")]
+    // SAFETY: the null device has no memory behind its addresses, and refuses what is not its own; each handle is released once.
+    unsafe {
+        assert_eq!(null.map(theirs, &one).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+        driver.release(&one).unwrap();
+        driver.release(&two).unwrap();
+    }
     clean(&sim);
 }
 

@@ -229,7 +229,7 @@ fn order_on(cuda: &Cuda, stage: &Stage<'_>) -> Result<(), Error> {
 fn virtual_memory(stage: &Stage<'_>) -> Result<(), Error> {
     let cuda = Cuda::new(0)?;
     let s = cuda.create_stream(StreamOptions::default())?;
-    let unit = cuda.granularity();
+    let unit = cuda.mapping().expect("virtual memory").granularity;
     let space = cuda.reserve(2 * unit, None)?;
     let used = cuda.create(unit).and_then(|handle| {
         let both = [space, Addr(space.0 + unit)];

@@ -9,7 +9,7 @@
 pub mod operands;
 
 use millpond::driver::{
-    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels, Memory,
+    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels, Mapping, Memory,
     MemoryInfo, StreamInfo, StreamKind, StreamOptions,
 };
 use millpond::units::{Addr, DeviceId, StreamId};
@@ -138,6 +138,11 @@ unsafe impl Memory for Toy {
         self.0.taken.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
+}
+
+// SAFETY: it maps nothing.
+unsafe impl Mapping for Toy {
+    type Handle = ();
 }
 
 // SAFETY: it pins nothing.

@@ -1,7 +1,7 @@
 //! The null device keeps its books: addresses, capacity, counts; and its pinned memory is real.
 
 use super::*;
-use millpond_driver::OwnedHost;
+use millpond_driver::{Mapping, OwnedHost, VirtualMemory};
 
 fn count(device: &Null, name: &str) -> u64 {
     device.calls().into_iter().find(|c| c.0 == name).map(|c| c.1).expect("a call of this name")
@@ -129,4 +129,68 @@ fn clones_are_one_device() {
     assert_eq!(device.reserved(), 512);
     drop((device.clone(), range));
     assert_eq!((device.reserved(), count(&device, "free")), (0, 1));
+}
+
+fn plus(addr: Addr, bytes: u64) -> Addr {
+    Addr(addr.0 + bytes)
+}
+
+#[test]
+fn virtual_memory_has_addresses_and_counts() {
+    let device = Null::with_capacity(4 * ADDRESS_ALIGN);
+    let memory = VirtualMemory::new(device.clone()).unwrap();
+    assert_eq!(memory.facts().granularity, ADDRESS_ALIGN);
+    let base = memory.reserve(64 * ADDRESS_ALIGN, None).unwrap();
+    assert_eq!(memory.reserve(ADDRESS_ALIGN, Some(plus(base, 64 * ADDRESS_ALIGN))).unwrap().0, {
+        base.0 + 64 * ADDRESS_ALIGN
+    });
+    assert_eq!(device.reserved(), 0, "addresses are no memory");
+    let handle = memory.create(3 * ADDRESS_ALIGN).unwrap();
+    let error = memory.create(2 * ADDRESS_ALIGN).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "create failed with code 2: asked for 4194304 bytes; 2097152 of 8388608 are free"
+    );
+    memory.map(handle, base).unwrap();
+    memory.map(handle, plus(base, 8 * ADDRESS_ALIGN)).unwrap();
+    assert_eq!((device.reserved(), device.outstanding_virtual()), (3 * ADDRESS_ALIGN, (2, 1, 2)));
+    memory.unmap(base).unwrap();
+    drop(memory);
+    assert_eq!((device.reserved(), device.outstanding_virtual()), (0, (0, 0, 0)));
+    assert_eq!(
+        ["create", "map", "set_access", "unmap", "release"].map(|n| count(&device, n)),
+        [2, 2, 2, 2, 1]
+    );
+}
+
+#[test]
+#[allow(unsafe_code, reason = "wrong calls on purpose: this driver answers them with an error")]
+fn wrong_mappings_are_refused() {
+    let device = Null::default();
+    let (base, handle) =
+        (device.reserve(4 * ADDRESS_ALIGN, None).unwrap(), device.create(2 * ADDRESS_ALIGN).unwrap());
+    // SAFETY: no memory is behind the addresses; the driver checks its arguments.
+    let map = |at| unsafe { device.map(at, &handle) };
+    // SAFETY: as above.
+    let unmap = |at, bytes| unsafe { device.unmap(at, bytes) };
+    // SAFETY: as above.
+    let unreserve = |bytes| unsafe { device.unreserve(base, bytes) };
+    // SAFETY: as above.
+    let release = || unsafe { device.release(&handle) };
+    assert!(device.create(ADDRESS_ALIGN + 512).is_err() && device.reserve(512, None).is_err());
+    map(base).unwrap();
+    for wrong in [base, plus(base, ADDRESS_ALIGN), plus(base, 3 * ADDRESS_ALIGN), plus(base, 512), Addr(0)] {
+        assert_eq!(map(wrong).unwrap_err().kind, DriverErrorKind::InvalidValue, "{wrong}");
+    }
+    assert!(unmap(base, ADDRESS_ALIGN).is_err(), "a part");
+    assert!(unreserve(4 * ADDRESS_ALIGN).is_err(), "something is mapped there");
+    release().unwrap();
+    assert_eq!(release().unwrap_err().kind, DriverErrorKind::InvalidHandle);
+    assert_eq!(map(plus(base, 2 * ADDRESS_ALIGN)).unwrap_err().kind, DriverErrorKind::InvalidHandle);
+    assert_eq!(device.reserved(), 2 * ADDRESS_ALIGN, "a released handle lives while it is mapped");
+    unmap(base, 4 * ADDRESS_ALIGN).unwrap();
+    assert_eq!((device.reserved(), device.outstanding_virtual()), (0, (1, 0, 0)));
+    assert!(unmap(base, 4 * ADDRESS_ALIGN).is_err(), "nothing is left");
+    assert!(unreserve(2 * ADDRESS_ALIGN).is_err(), "a part");
+    unreserve(4 * ADDRESS_ALIGN).unwrap();
 }

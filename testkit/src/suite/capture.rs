@@ -250,7 +250,7 @@ pub fn a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too<T: Bench>(b: 
 
 pub fn virtual_memory_calls_break_no_capture<T: Bench>(b: &T) {
     let d = b.device();
-    let unit = d.granularity();
+    let unit = verbs::granularity(b);
     let ended = ends(b, |_| {
         let (addr, handle) = (d.reserve(unit, None).expect("addresses"), d.create(unit).expect("a handle"));
         map(b, addr, &handle).expect("mapped");

@@ -3,8 +3,8 @@
 
 use millpond::DriverError;
 use millpond::driver::{
-    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Memory, MemoryInfo, Note, StreamInfo,
-    StreamOptions,
+    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, Mapping, Memory, MemoryInfo, Note,
+    StreamInfo, StreamOptions,
 };
 use millpond::units::{Addr, DeviceId};
 use std::ptr::NonNull;
@@ -50,6 +50,12 @@ unsafe impl<D: Driver> Memory for Deaf<D> {
     fn deferred(&self) -> Vec<DriverError> {
         self.inner.deferred()
     }
+}
+
+#[allow(unsafe_code, reason = "a contract about memory that it does not have")]
+// SAFETY: it maps nothing.
+unsafe impl<D: Driver> Mapping for Deaf<D> {
+    type Handle = ();
 }
 
 #[allow(unsafe_code, reason = "passes the inner driver's contract on")]

@@ -64,7 +64,7 @@ pub fn unpinning_waits_for_whatever_is_queued<T: Bench>(b: &T) {
 /// Allocating, pinning, streams, events and all of virtual memory wait for nothing.
 pub fn everything_else_waits_for_nothing<T: Bench>(b: &T) {
     let d = b.device();
-    let (s, unit) = (stream(b), d.granularity());
+    let (s, unit) = (stream(b), verbs::granularity(b));
     let gate = b.gate(&s);
     let behind = mark(b, &s);
     let (plain, host) = (d.allocate_raw(MIB).expect("memory"), pin(b, 64 << 10));

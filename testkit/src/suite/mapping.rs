@@ -2,28 +2,28 @@
 
 use super::*;
 use millpond::DriverErrorKind;
-use verbs::{HandleOf, map, read, release, set_access, unmap, unreserve};
+use verbs::{HandleOf, granularity, map, read, release, set_access, unmap, unreserve};
 
 /// A reservation of so many units.
 fn reserve<T: Bench>(b: &T, units: u64) -> Addr {
-    b.device().reserve(units * b.device().granularity(), None).expect("addresses")
+    b.device().reserve(units * granularity(b), None).expect("addresses")
 }
 
 /// A handle of one unit, mapped and usable.
 fn mapped<T: Bench>(b: &T, addr: Addr) -> HandleOf<T> {
-    let handle = b.device().create(b.device().granularity()).expect("a handle");
+    let handle = b.device().create(granularity(b)).expect("a handle");
     map(b, addr, &handle).expect("mapped");
-    set_access(b, addr, b.device().granularity()).expect("usable");
+    set_access(b, addr, granularity(b)).expect("usable");
     handle
 }
 
 fn gone<T: Bench>(b: &T, addr: Addr, units: u64) {
-    unreserve(b, addr, units * b.device().granularity());
+    unreserve(b, addr, units * granularity(b));
 }
 
 /// The second mapping of a handle goes, then the handle, and the addresses of both mappings.
 fn both_gone<T: Bench>(b: &T, handle: &HandleOf<T>, first: Addr, second: Addr) {
-    unmap(b, second, b.device().granularity()).expect("unmapped");
+    unmap(b, second, granularity(b)).expect("unmapped");
     release(b, handle);
     gone(b, first, 1);
     gone(b, second, 1);
@@ -39,7 +39,7 @@ fn is_refused(result: DriverResult<impl Sized>) -> bool {
 
 pub fn the_unit_is_2_mib_and_odd_sizes_are_refused<T: Bench>(b: &T) {
     let d = b.device();
-    assert_eq!(d.granularity(), 2 * MIB);
+    assert_eq!(granularity(b), 2 * MIB);
     for odd in [MIB, 3 * MIB, 2 * MIB + 512] {
         assert!(is_refused(d.create(odd)), "a handle of {odd} bytes");
         assert!(is_refused(d.reserve(odd, None)), "a reservation of {odd} bytes");
@@ -51,7 +51,7 @@ pub fn the_unit_is_2_mib_and_odd_sizes_are_refused<T: Bench>(b: &T) {
 }
 
 pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
-    let (unit, s) = (b.device().granularity(), stream(b));
+    let (unit, s) = (granularity(b), stream(b));
     let (first, second) = (reserve(b, 1), reserve(b, 1));
     let handle = mapped(b, first);
     map(b, second, &handle).expect("mapped again");
@@ -72,7 +72,7 @@ pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
 /// The next owner's work is queued through a second mapping while the former owner's, through the first, has not run.
 /// Each sees what the other wrote; and the first mapping goes while later work through the second has not run.
 pub fn a_handle_is_lent_by_a_second_mapping<T: Bench>(b: &T) {
-    let (unit, s, t) = (b.device().granularity(), stream(b), stream(b));
+    let (unit, s, t) = (granularity(b), stream(b), stream(b));
     let (first, second) = (reserve(b, 1), reserve(b, 1));
     let handle = mapped(b, first);
     let before = b.gate(&s);
@@ -104,7 +104,7 @@ pub fn a_handle_is_lent_by_a_second_mapping<T: Bench>(b: &T) {
 }
 
 pub fn access_is_given_again_after_every_map<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 2));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 2));
     let handle = mapped(b, addr);
     assert!(is_refused(set_access(b, addr.plus(unit), unit)), "nothing is mapped there to give access to");
     b.write(&s, addr, unit, A);
@@ -123,7 +123,7 @@ pub fn access_is_given_again_after_every_map<T: Bench>(b: &T) {
 }
 
 pub fn a_handle_is_mapped_whole<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 4));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 4));
     let handle = b.device().create(2 * unit).expect("a handle");
     map(b, addr, &handle).expect("mapped");
     assert!(is_refused(set_access(b, addr, unit)), "access to a part");
@@ -140,7 +140,7 @@ pub fn a_handle_is_mapped_whole<T: Bench>(b: &T) {
 }
 
 pub fn one_call_may_span_handles_and_holes<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 4));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 4));
     let d = b.device();
     let handles = [d.create(unit).expect("a handle"), d.create(unit).expect("a handle")];
     map(b, addr, &handles[0]).expect("mapped");
@@ -162,7 +162,7 @@ pub fn one_call_may_span_handles_and_holes<T: Bench>(b: &T) {
 }
 
 pub fn contents_survive_a_move<T: Bench>(b: &T) {
-    let (unit, s) = (b.device().granularity(), stream(b));
+    let (unit, s) = (granularity(b), stream(b));
     let (from, to) = (reserve(b, 1), reserve(b, 1));
     let handle = mapped(b, from);
     b.write(&s, from, unit, A);
@@ -179,7 +179,7 @@ pub fn contents_survive_a_move<T: Bench>(b: &T) {
 }
 
 pub fn fresh_memory_is_zero<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 1));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 1));
     for _ in 0..3 {
         let handle = mapped(b, addr);
         b.check(&s, addr, unit, 0);
@@ -192,7 +192,7 @@ pub fn fresh_memory_is_zero<T: Bench>(b: &T) {
 }
 
 pub fn a_released_handle_lives_while_it_is_mapped<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 1));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 1));
     let handle = mapped(b, addr);
     b.write(&s, addr, unit, A);
     release(b, &handle);
@@ -203,7 +203,7 @@ pub fn a_released_handle_lives_while_it_is_mapped<T: Bench>(b: &T) {
 }
 
 pub fn a_reservation_can_be_continued<T: Bench>(b: &T) {
-    let (unit, s) = (b.device().granularity(), stream(b));
+    let (unit, s) = (granularity(b), stream(b));
     let first = reserve(b, 8);
     // Addresses that were ours a moment ago are free to be asked for.
     let tail = first.plus(4 * unit);
@@ -225,7 +225,7 @@ pub fn a_reservation_can_be_continued<T: Bench>(b: &T) {
 }
 
 pub fn work_runs_across_the_seam_of_two_handles<T: Bench>(b: &T) {
-    let (unit, s, addr) = (b.device().granularity(), stream(b), reserve(b, 2));
+    let (unit, s, addr) = (granularity(b), stream(b), reserve(b, 2));
     let handles = [mapped(b, addr), mapped(b, addr.plus(unit))];
     let seam = addr.plus(unit - 4096);
     let data: Vec<u8> = (0..8192_u32).map(|i| (i * 13 % 241) as u8).collect();

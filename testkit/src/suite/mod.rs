@@ -58,7 +58,7 @@ pub type EventOf<B> = <<B as Bench>::Device as Fences>::Event;
 /// A device on the bench.
 pub trait Bench: Sized + Sync {
     /// The driver's type.
-    type Device: Driver + Mapping + Kernels;
+    type Device: Driver + Kernels;
     /// A closed gate.
     type Gate;
 

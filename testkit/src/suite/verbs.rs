@@ -8,6 +8,11 @@ use std::ptr::NonNull;
 /// A handle of a bench's virtual memory.
 pub(crate) type HandleOf<T> = <<T as Bench>::Device as Mapping>::Handle;
 
+/// The unit of a bench's virtual memory.
+pub(crate) fn granularity<T: Bench>(b: &T) -> u64 {
+    b.device().mapping().expect("a device with virtual memory").granularity
+}
+
 #[allow(unsafe_code, reason = "memory of the device")]
 pub(crate) fn free<T: Bench>(b: &T, addr: Addr, bytes: u64) -> DriverResult<()> {
     // SAFETY: every caller passes what `allocate_raw` gave, once, and has queued nothing on it.

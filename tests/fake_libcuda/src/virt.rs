@@ -69,9 +69,13 @@ fn reserved(address: u64) -> Outcome<Sim> {
     Ok(state.sims[device].clone())
 }
 
+fn granularity(sim: &Sim) -> u64 {
+    sim.mapping().expect("the simulated device has virtual memory").granularity
+}
+
 /// Reserves addresses that are a multiple of `alignment`.
 fn reserve(sim: &Sim, bytes: u64, alignment: u64, wanted: Option<Addr>) -> Outcome<u64> {
-    let granularity = sim.granularity();
+    let granularity = granularity(sim);
     if !bytes.is_multiple_of(granularity) || bytes == 0 || (alignment != 0 && !alignment.is_power_of_two()) {
         return Err(Fail::invalid(format!("{bytes} addresses aligned to {alignment} cannot be reserved")));
     }
@@ -119,7 +123,7 @@ driver_calls! {
         if option > 1 {
             return Err(Fail::invalid(format!("granularity option {option} is not known")));
         }
-        bytes.put(check(properties)?.0.granularity() as usize)
+        bytes.put(granularity(&check(properties)?.0) as usize)
     }
     /// Reserves addresses, at a wanted place if that is free.
     fn cuMemAddressReserve(address: Out<u64>, bytes: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {

@@ -18,7 +18,7 @@ fn page(base: Addr, n: u64) -> Addr {
 #[test]
 fn sizes_and_addresses_are_multiples_of_2_mib() {
     let sim = sim();
-    assert_eq!(sim.granularity(), PAGE);
+    assert_eq!(sim.mapping().map(|facts| facts.granularity), Some(PAGE));
     for odd in [0, MIB, 3 * MIB, PAGE + 512] {
         assert!(sim.create(odd).is_err() && sim.reserve(odd, None).is_err(), "{odd}");
     }
