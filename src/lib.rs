@@ -58,7 +58,7 @@ pub mod transfer;
 pub mod wrap;
 
 // The package beneath, which is internal too.
-use millpond_core::laws;
+use millpond_core::{laws, physical};
 #[cfg(not(feature = "internals"))]
 use millpond_core::{heap, order};
 #[cfg(feature = "internals")]

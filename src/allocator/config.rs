@@ -125,6 +125,13 @@ impl Default for Growth {
 /// The largest request that is served from small segments, in bytes.
 pub const SMALL_BYTES: u64 = 256 << 10;
 
+/// TEMP
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum VirtualMemory { /// a
+Auto, #[default] /// b
+Never, /// c
+Always }
+
 /// An allocator's options.
 ///
 /// ```
@@ -158,6 +165,8 @@ pub struct Config {
     pub(crate) deterministic: bool,
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) virtual_memory: VirtualMemory,
     #[cfg_attr(feature = "serde", serde(rename = "bounded_wait"))]
     pub(crate) wait: Option<Duration>,
     #[cfg_attr(feature = "serde", serde(rename = "look_at_each_of"))]
@@ -180,7 +189,7 @@ crate::report::read::read_fields!(Config {
     scrub,
     wait as "bounded_wait",
     few as "look_at_each_of",
-} but sinks, hook);
+} but sinks, hook, virtual_memory);
 
 impl Config {
     /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
@@ -199,6 +208,9 @@ impl Config {
         self.pinned_limit = Some(bytes);
         self
     }
+    /// TEMP
+    #[must_use]
+    pub fn virtual_memory(mut self, v: VirtualMemory) -> Config { self.virtual_memory = v; self }
     /// What a miss tries first.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Config {

@@ -1,4 +1,4 @@
-//! Rungs 3, 6 and 7: memory from the device, within the limit.
+//! Rungs 3, 6 and 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
 //!
 //! Room is claimed, the driver asked with no lock held but the grower's turn, and the segment committed *and* taken from
 //! in one hold of the pool's lock: otherwise another thread of the same stream takes what this one brought and this one
@@ -8,11 +8,12 @@
 use super::backing::Backing;
 use super::core::Core;
 use super::entry::Range;
+use super::fill::Fill;
 use super::ladder::{Climb, Step};
 use super::miss::Miss;
 use super::pool::Pool;
 use super::undo::Undo;
-use crate::driver::{Driver, DriverResult, OwnedRange};
+use crate::driver::{Driver, DriverErrorKind, DriverResult, OwnedRange};
 use crate::heap::{Kind, Taken};
 use crate::laws::cost;
 use crate::sync::assert_unlocked;
@@ -103,11 +104,38 @@ impl<D: Driver> Miss<'_, D> {
         } else {
             u64::MAX
         };
-        // A segment is aligned as the driver aligns it: an aligned request may have to skip a front.
-        let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
         // What another rung was refused says nothing about smaller sizes.
         let before = self.refusal.take();
-        for len in self.core.config.growth_sizes(needed, self.want.kind) {
+        let handed = self.grow_within(max)?;
+        self.refusal = self.refusal.take().or(before);
+        Ok(handed)
+    }
+
+    /// Grows up to `max` bytes: in windows where there are any, and where they cannot serve by a plain segment.
+    fn grow_within(&mut self, max: u64) -> Step {
+        let core = self.core;
+        // A segment is aligned as the driver aligns it: an aligned request may have to skip a front.
+        let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
+        let mut sizes = core.config.growth_sizes(needed, self.want.kind);
+        if let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) {
+            match self.fill(windows, max) {
+                Ok(Fill::Served(taken)) => return Ok(Some(taken)),
+                // What is to be saved is not spent on a segment that others cannot use.
+                Ok(Fill::NoRoom) if max < u64::MAX => return Ok(None),
+                // Less than a unit of room may do.
+                Ok(Fill::NoRoom) => _ = sizes.drain(..sizes.len().saturating_sub(1)),
+                Ok(Fill::NoWindow) => {}
+                Err(e) => {
+                    let plain = e.kind == DriverErrorKind::NotSupported;
+                    self.refused(e)?;
+                    if !plain {
+                        return Ok(None);
+                    }
+                    self.refusal = None;
+                }
+            }
+        }
+        for len in sizes {
             match self.grow_by(len, max) {
                 Ok(None) => {}
                 Ok(handed) => return Ok(handed),
@@ -117,7 +145,6 @@ impl<D: Driver> Miss<'_, D> {
                 break;
             }
         }
-        self.refusal = self.refusal.take().or(before);
         Ok(None)
     }
 

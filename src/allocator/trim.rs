@@ -78,7 +78,7 @@ impl<D: Driver> Allocator<D> {
     /// Whether it has anything of the device's, or pinned memory: what [`Allocator::report`] has as `reserved`, of both, is more than nothing. Looks at no pool.
     pub fn has_segments(&self) -> bool {
         let core = self.core();
-        let of_device = !core.backing.lock().segments.is_empty();
+        let of_device = core.backing.lock().reserved > 0;
         of_device || !core.host.lock().backing.segments.is_empty()
     }
 }

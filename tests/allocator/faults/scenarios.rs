@@ -4,6 +4,7 @@ use super::stage::{Stage, Stop};
 use millpond::array::ExternalMemory;
 use millpond::driver::HostKind;
 use millpond::report::Report;
+use millpond::allocator::VirtualMemory;
 use millpond::units::MIB;
 use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Policy, Reuse, Trim, kernel};
 use millpond_sim::Launch;
@@ -78,6 +79,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("z", 30, "s")
         },
         reached: |r| (r.growths, r.total.counters.hits) == (2, 1),
+        pairs: true,
+    },
+    Scenario {
+        name: "grow in a window, and beside what is free there",
+        config: || Config::default().virtual_memory(VirtualMemory::Always),
+        play: |st| {
+            st.open("s")?;
+            st.alloc_touch("x", 3, "s")?;
+            st.alloc_touch("y", 5, "s")?;
+            st.free("y");
+            st.alloc_touch("z", 7, "s")
+        },
+        reached: |r| (r.growths, r.reserved) == (3, 10 * MIB),
         pairs: true,
     },
     Scenario {
