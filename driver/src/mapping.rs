@@ -16,7 +16,7 @@ pub struct MappingFacts {
 
 impl MappingFacts {
     /// Virtual memory in units of so many bytes.
-    pub fn new(granularity: u64) -> MappingFacts {
+    pub const fn new(granularity: u64) -> MappingFacts {
         MappingFacts { granularity }
     }
 }

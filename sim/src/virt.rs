@@ -17,6 +17,7 @@ use millpond_driver::{DriverResult, Mapping, MappingFacts};
 
 /// The unit of sizes and addresses.
 const GRANULARITY: u64 = 2 << 20;
+pub(super) const FACTS: MappingFacts = MappingFacts::new(GRANULARITY);
 /// Windows of this size have tables of their own: the first mapping in one and the last out of it cost more.
 const WINDOW: u64 = 512 << 20;
 
@@ -71,7 +72,7 @@ impl Device {
 impl World {
     /// What makes addresses and handles asks this; a device that has neither refuses the rest anyway.
     fn supports_mapping(&self, call: Call) -> DriverResult<()> {
-        if self.has_mapping {
+        if self.mapping.is_some() {
             return Ok(());
         }
         let message = "this device has no virtual memory (`Sim::virtual_memory`): use plain segments";
@@ -147,7 +148,7 @@ unsafe impl Mapping for Sim {
 
     /// No driver call. `None` after [`Sim::virtual_memory`]`(false)`.
     fn mapping(&self) -> Option<MappingFacts> {
-        self.lock().borrow().has_mapping.then(|| MappingFacts::new(GRANULARITY))
+        self.lock().borrow().mapping
     }
 
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {

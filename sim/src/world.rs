@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
 use millpond_driver::sync::{Arc, Ordering, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
-use millpond_driver::{Caller, DriverResult, StreamKind};
+use millpond_driver::{Caller, DriverResult, MappingFacts, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
 use std::cell::RefCell;
 
@@ -141,8 +141,8 @@ pub(super) struct World {
     pub(super) gaps: bool,
     /// Whether a free of plain memory waits for the device.
     pub(super) waiting_frees: bool,
-    /// Whether the devices have virtual memory.
-    pub(super) has_mapping: bool,
+    /// What the devices' virtual memory is like, if they have any.
+    pub(super) mapping: Option<MappingFacts>,
     pub(super) pinned_capacity: u64,
 }
 
@@ -196,7 +196,7 @@ impl World {
             panic: KeptPanic::default(),
             gaps: false,
             waiting_frees: true,
-            has_mapping: true,
+            mapping: Some(super::virt::FACTS),
             pinned_capacity: u64::MAX,
         };
         for d in 0..devices {
