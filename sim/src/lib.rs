@@ -202,7 +202,7 @@ impl Sim {
     /// After the first driver call.
     #[must_use]
     pub fn virtual_memory(self, on: bool) -> Sim {
-        self.configure("virtual memory", |w| w.mapping = on.then_some(virt::FACTS))
+        self.configure("virtual memory", |w| w.mapping = on.then_some(world::MAPPING))
     }
     /// Gives each host thread a clock of its own: what one thread saw complete, another knows only through
     /// [`Sim::host_edge`]. Without it, host threads are assumed to know of each other in order of arrival.

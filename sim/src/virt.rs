@@ -10,14 +10,11 @@ use super::call::Call;
 use super::contents::Contents;
 use super::memory::{Backing, Store};
 use super::oracle::{PhysKey, Space};
-use super::world::{Device, World, bad_handle, invalid};
+use super::world::{Device, GRANULARITY, World, bad_handle, invalid};
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, Mapping, MappingFacts};
 
-/// The unit of sizes and addresses.
-const GRANULARITY: u64 = 2 << 20;
-pub(super) const FACTS: MappingFacts = MappingFacts::new(GRANULARITY);
 /// Windows of this size have tables of their own: the first mapping in one and the last out of it cost more.
 const WINDOW: u64 = 512 << 20;
 

@@ -150,6 +150,10 @@ pub(super) struct World {
 /// allocations, the upper for reservations.
 const DEVICE_SHIFT: u32 = 48;
 const HALF: u64 = 1 << 47;
+
+/// The unit of sizes and addresses in virtual memory.
+pub(super) const GRANULARITY: u64 = 2 << 20;
+pub(super) const MAPPING: MappingFacts = MappingFacts::new(GRANULARITY);
 /// Plain allocations begin here in the lower half, so that no device address is a round number of terabytes.
 const PLAIN_START: u64 = 2 << 20;
 
@@ -196,7 +200,7 @@ impl World {
             panic: KeptPanic::default(),
             gaps: false,
             waiting_frees: true,
-            mapping: Some(super::virt::FACTS),
+            mapping: Some(MAPPING),
             pinned_capacity: u64::MAX,
         };
         for d in 0..devices {
