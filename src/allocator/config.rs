@@ -125,12 +125,20 @@ impl Default for Growth {
 /// The largest request that is served from small segments, in bytes.
 pub const SMALL_BYTES: u64 = 256 << 10;
 
-/// TEMP
+/// Whether pools take a device's virtual memory: windows of addresses that physical memory fills where a request lacks some, in units of 2 MiB. Without,
+/// each request that fits into no free range takes a segment of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum VirtualMemory { /// a
-Auto, #[default] /// b
-Never, /// c
-Always }
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum VirtualMemory {
+    /// Where the device has it, but for baselines that count bytes: [`Growth::Exact`], [`Config::exact_fit`].
+    Auto,
+    /// Plain segments only.
+    #[default]
+    Never,
+    /// As [`VirtualMemory::Auto`], and no allocator can be made where that comes to plain segments.
+    Always,
+}
 
 /// An allocator's options.
 ///
@@ -165,7 +173,6 @@ pub struct Config {
     pub(crate) deterministic: bool,
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
-    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) virtual_memory: VirtualMemory,
     #[cfg_attr(feature = "serde", serde(rename = "bounded_wait"))]
     pub(crate) wait: Option<Duration>,
@@ -187,9 +194,10 @@ crate::report::read::read_fields!(Config {
     deterministic,
     exact_fit,
     scrub,
+    virtual_memory,
     wait as "bounded_wait",
     few as "look_at_each_of",
-} but sinks, hook, virtual_memory);
+} but sinks, hook);
 
 impl Config {
     /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
@@ -208,9 +216,6 @@ impl Config {
         self.pinned_limit = Some(bytes);
         self
     }
-    /// TEMP
-    #[must_use]
-    pub fn virtual_memory(mut self, v: VirtualMemory) -> Config { self.virtual_memory = v; self }
     /// What a miss tries first.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Config {
@@ -269,6 +274,12 @@ impl Config {
         self.scrub = on;
         self
     }
+    /// Whether pools take the device's virtual memory; not by default yet.
+    #[must_use]
+    pub fn virtual_memory(mut self, choice: VirtualMemory) -> Config {
+        self.virtual_memory = choice;
+        self
+    }
     /// How long a request may block the host in all before it is out of memory; 2 s by default. It never waits for an
     /// [independent](crate::Stream::set_independent) stream, nor for the whole device.
     #[must_use]
@@ -314,6 +325,7 @@ impl Config {
     /// | `MILLPOND_GROWTH` | rounded or exact | how much is taken from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
     /// | `MILLPOND_SCRUB` | 0 or 1 | memory that changes hands shows nothing of its former life |
+    /// | `MILLPOND_VIRTUAL` | auto, never or always | whether pools take the device's virtual memory |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -449,6 +461,8 @@ variables! {
         |c, v| one_of(&mut c.deterministic, v, SWITCH);
     "MILLPOND_SCRUB": "0 or 1", "memory that changes hands shows nothing of its former life",
         |c, v| one_of(&mut c.scrub, v, SWITCH);
+    "MILLPOND_VIRTUAL": "auto, never or always", "whether pools take the device's virtual memory",
+        |c, v| one_of(&mut c.virtual_memory, v, &[("auto", VirtualMemory::Auto), ("never", VirtualMemory::Never), ("always", VirtualMemory::Always)]);
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
@@ -496,6 +510,7 @@ impl fmt::Debug for Config {
             .field("deterministic", &self.deterministic)
             .field("exact_fit", &self.exact_fit)
             .field("scrub", &self.scrub)
+            .field("virtual_memory", &self.virtual_memory)
             .field("wait", &self.wait)
             .field("few", &self.few)
             .field("sinks", &self.sinks.len())

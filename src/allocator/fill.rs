@@ -104,13 +104,21 @@ impl<D: Driver> Miss<'_, D> {
     }
 
     /// Spare handles for the pieces of a run, and room for those that there is none for. `None`, and nothing has changed, if there is not enough.
-    fn claim<'a>(&'a self, of: &'a Windows<D>, window: WindowView, run: &Run, max: u64) -> Option<Claim<'a, D>> {
+    fn claim<'a>(
+        &'a self,
+        of: &'a Windows<D>,
+        window: WindowView,
+        run: &Run,
+        max: u64,
+    ) -> Option<Claim<'a, D>> {
         let mut records = of.lock();
         let mut backing = self.core.backing.lock();
         let unit = records.unit();
         let most = match self.want.kind {
             Kind::Small => unit,
-            Kind::Large => Granules((cost::handle_bytes(backing.reserved, unit.bytes()) / GRANULE_BYTES) as u32),
+            Kind::Large => {
+                Granules((cost::handle_bytes(backing.reserved, unit.bytes()) / GRANULE_BYTES) as u32)
+            }
         };
         let mut pieces: SmallVec<[Piece; 4]> = SmallVec::new();
         for &(from, len) in &run.missing {

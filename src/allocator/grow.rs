@@ -15,7 +15,7 @@ use super::pool::Pool;
 use super::undo::Undo;
 use crate::driver::{Driver, DriverErrorKind, DriverResult, OwnedRange};
 use crate::heap::{Kind, Taken};
-use crate::laws::cost;
+use crate::laws::{self, cost};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
@@ -122,17 +122,14 @@ impl<D: Driver> Miss<'_, D> {
                 Ok(Fill::Served(taken)) => return Ok(Some(taken)),
                 // What is to be saved is not spent on a segment that others cannot use.
                 Ok(Fill::NoRoom) if max < u64::MAX => return Ok(None),
-                // Less than a unit of room may do.
-                Ok(Fill::NoRoom) => _ = sizes.drain(..sizes.len().saturating_sub(1)),
-                Ok(Fill::NoWindow) => {}
-                Err(e) => {
-                    let plain = e.kind == DriverErrorKind::NotSupported;
-                    self.refused(e)?;
-                    if !plain {
-                        return Ok(None);
-                    }
-                    self.refusal = None;
-                }
+                // Less than a unit of room may do; or no window can be had, for now or for good.
+                Ok(Fill::NoRoom | Fill::NoWindow) => {}
+                Err(e) if e.kind == DriverErrorKind::NotSupported => {}
+                Err(e) => return self.refused(e),
+            }
+            if windows.is_usable() {
+                // A rare segment beside the windows: as long as the request, because others look for windows.
+                sizes.drain(..sizes.len().saturating_sub(1));
             }
         }
         for len in sizes {
@@ -148,18 +145,24 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    /// Rung 7, only where a free does not wait for the device: idle segments go back if that can make room, then growth.
+    /// Rung 7: handles that nothing uses, and, only where a free does not wait for the device, idle segments go back if that can make room, then growth.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
-        if self.core.config.reuse == super::config::Reuse::Never
-            && self.core.backing.lock().segments.is_empty()
-        {
+        let core = self.core;
+        if core.config.reuse == super::config::Reuse::Never && core.backing.lock().reserved == 0 {
             return Ok(None);
         }
         // In slices: enough is enough, what is kept serves later. Growth needs what an alignment may skip, too.
-        let freed = match self.core.trim_segments(None, self.want.bytes_anywhere(), self.own) {
-            Ok(freed) => freed,
+        let enough = self.want.bytes_anywhere();
+        let mut freed = match core.trim_handles(None, enough, self.own) {
+            Ok(freed) => freed.bytes,
             Err(e) => return self.refused(e),
         };
-        if freed.bytes == 0 { Ok(None) } else { self.grow(false) }
+        if freed < enough && laws::request_may_trim(core.driver.free_waits_for_device()) {
+            freed += match core.trim_segments(None, enough - freed, self.own) {
+                Ok(freed) => freed.bytes,
+                Err(e) => return self.refused(e),
+            };
+        }
+        if freed == 0 { Ok(None) } else { self.grow(false) }
     }
 }

@@ -64,7 +64,7 @@ pub use raw::RawAllocation;
 pub use stream::Stream;
 pub use trim::Trimmed;
 
-use crate::driver::{Called, Driver, OwnedRange, HostKind, StreamKind, StreamOptions};
+use crate::driver::{Called, Driver, HostKind, OwnedRange, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::{Request, Want};
 use crate::laws;
@@ -609,7 +609,11 @@ impl<D: Driver> Allocator<D> {
             (backing.segments.values().map(OwnedRange::bytes).sum::<u64>(), backing.reserved)
         };
         let nowhere = core.windows.as_ref().map_or(0, |of| of.check(&pools, moving, plain, taken));
-        assert_eq!(held + moving + nowhere, taken, "H5: bytes held by pools and on the move, against bytes taken");
+        assert_eq!(
+            held + moving + nowhere,
+            taken,
+            "H5: bytes held by pools and on the move, against bytes taken"
+        );
         core.host.check();
     }
 }

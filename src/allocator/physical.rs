@@ -12,7 +12,8 @@
 //! Those of [`Physical`], which has the list, and for the allocator as a whole:
 //!
 //! * **B1** the bytes of all handles and of all plain segments are what is reserved, but for claims of requests that are under way.
-//! * **B3** a byte of a window is in one heap, or in transit, if it is in a slot that is Here, and otherwise in none.
+//! * **B3** a byte of a window is in one heap, or in transit, if it is in a slot that is Here, and otherwise in none. Of a handle that a thread works on all
+//!   bytes are in its hands.
 //!
 //! A failed call leaves them true: what was made before it is undone, and what cannot be undone stays in the records: a handle that the driver does not
 //! take back is spare, and a place that it does not unmap drains.
@@ -25,7 +26,7 @@ use crate::driver::{Driver, DriverErrorKind, DriverResult, PhysicalHandle, Virtu
 use crate::error::Error;
 use crate::heap::{ChunkState, Kind};
 use crate::physical::{
-    AddrRange, BusyHandle, NoWindow, Owner, Physical, Place, SlotState, Stats, WindowView,
+    AddrRange, BusyHandle, HandleState, NoWindow, Owner, Physical, Place, SlotState, Stats, WindowView,
 };
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked, RankedGuard, assert_unlocked};
@@ -110,9 +111,15 @@ impl<D: Driver> Windows<D> {
             records.close(pool.owner(kind));
             // Nothing of it ever leaves a window for a heap that does not know it: only the pool that filled it knows one with nothing.
             own.into_iter().for_each(|id| _ = state.heap.remove_segment(id));
-            let retired: Vec<SegmentId> = records.retired().collect();
-            retired.into_iter().for_each(|id| records.remove_window(id));
         }
+        self.forget_retired();
+    }
+
+    /// Windows go of which nobody fills the holes and that have nothing but holes: no heap knows them.
+    pub(super) fn forget_retired(&self) {
+        let mut records = self.lock();
+        let retired: Vec<SegmentId> = records.retired().collect();
+        retired.into_iter().for_each(|id| records.remove_window(id));
     }
 
     /// Panics unless B1 and B3 hold, and what the records say of themselves. Returns the bytes of handles that no heap has any part of.
@@ -136,16 +143,26 @@ impl<D: Driver> Windows<D> {
         let mut mapped = 0;
         for w in windows {
             let slots = records.slots_in(w.id, Granules::ZERO, w.len);
-            let here = slots.filter(|slot| *slot.state == SlotState::Here);
+            let at_rest = |handle| records.handle(handle).is_some_and(|h| h.state != HandleState::Busy);
+            let here = slots.filter(|slot| *slot.state == SlotState::Here && at_rest(slot.handle));
             let here: Vec<(u32, u32)> = here.map(|s| (s.offset.0, s.offset.0 + s.len.0)).collect();
             mapped += here.iter().map(|(from, to)| u64::from(to - from) * GRANULE_BYTES).sum::<u64>();
             if moving == 0 {
                 let present = joined(present.remove(&w.id).unwrap_or_default());
-                assert_eq!(present, joined(here), "B3: what heaps have of window {}, and what is mapped", w.id.0);
+                assert_eq!(
+                    present,
+                    joined(here),
+                    "B3: what heaps have of window {}, and what is mapped",
+                    w.id.0
+                );
             }
         }
         let bytes = records.stats().bytes;
-        assert_eq!(plain + bytes, reserved, "B1: bytes of plain segments and of handles, against bytes reserved");
+        assert_eq!(
+            plain + bytes,
+            reserved,
+            "B1: bytes of plain segments and of handles, against bytes reserved"
+        );
         bytes - mapped
     }
 }
@@ -232,12 +249,34 @@ impl<D: Driver> Core<D> {
             Err(failed) => {
                 {
                     let mut records = of.lock();
-                    if failed.stuck.is_some() { records.map_stuck(&handle) } else { records.map_failed(&handle) }
+                    if failed.stuck.is_some() {
+                        records.map_stuck(&handle)
+                    } else {
+                        records.map_failed(&handle)
+                    }
                 }
                 self.release_handle(of, handle);
                 self.registry.watch(Err(failed.error))
             }
         }
+    }
+
+    /// Takes a handle's mapping away: its bytes are in this thread's hands, and every use of them is complete.
+    ///
+    /// # Errors
+    /// The driver's; it is still mapped.
+    pub(super) fn unmap_handle(
+        &self,
+        of: &Windows<D>,
+        handle: &BusyHandle,
+        (id, offset): (SegmentId, Granules),
+    ) -> DriverResult<()> {
+        let Some(window) = of.lock().window(id) else { return Ok(()) };
+        assert_unlocked("physical memory is unmapped");
+        let unmapped = self.driver.relaxed(|| of.device.unmap(window.base.offset(offset)));
+        self.registry.watch(unmapped)?;
+        of.lock().detached(handle);
+        Ok(())
     }
 
     /// A handle that nothing uses and that has no place goes back to the device. What the driver does not take, or a second mapping holds, is spare, and
@@ -261,7 +300,8 @@ impl<D: Driver> Core<D> {
     pub(super) fn release_spares(&self, of: &Windows<D>) -> bool {
         let mut any = false;
         // Each once, those that the driver does not take included.
-        for _ in 0..of.stats().spare / of.lock().unit().bytes() {
+        let (all, unit) = (of.stats().spare, of.lock().unit().bytes());
+        for _ in 0..all / unit {
             let Some(spare) = of.lock().take_any_spare() else { break };
             any |= self.release_handle(of, spare);
         }

@@ -160,7 +160,11 @@ fn a_call_that_fails_within_a_plan_loses_nothing() {
                 let refused = gpu.alloc(14 * MIB, &s);
                 let before = taken(&sim, &gpu);
                 // Handles are of one unit at first: all of what was made is here.
-                assert_eq!(before, if refused.is_ok() { 14 } else { 2 * (nth - 1) } * MIB, "{call:?} {nth} {kind:?}");
+                assert_eq!(
+                    before,
+                    if refused.is_ok() { 14 } else { 2 * (nth - 1) } * MIB,
+                    "{call:?} {nth} {kind:?}"
+                );
                 sim.clear_faults();
                 let x = refused.or_else(|_| gpu.alloc(14 * MIB, &s)).unwrap();
                 write(&sim, &x, &s);
@@ -179,7 +183,9 @@ fn a_mapping_that_stays_is_taken_away_later() {
     let gpu = on(&sim, config());
     let s = gpu.stream().unwrap();
     sim.fail(Call::SetAccess, 1, Kind::Other);
+    // Nor when the request trims.
     sim.fail(Call::Unmap, 1, Kind::Other);
+    sim.fail(Call::Unmap, 2, Kind::Other);
     assert!(gpu.alloc(4 * MIB, &s).is_err());
     assert_eq!(taken(&sim, &gpu), 2 * MIB, "it counts");
     sim.fail(Call::Unmap, 1, Kind::Other);
@@ -201,7 +207,9 @@ fn a_handle_that_is_not_taken_back_is_spare() {
         let gpu = on(&sim, config().limit(Limit::Bytes(8 * MIB)));
         let s = gpu.stream().unwrap();
         sim.fail(Call::Map, 1, Kind::Other);
+        // Nor when the request trims.
         sim.fail(Call::Release, 1, Kind::Other);
+        sim.fail(Call::Release, 2, Kind::Other);
         assert!(gpu.alloc(2 * MIB, &s).is_err());
         assert_eq!(taken(&sim, &gpu), 2 * MIB);
         let mib = if makes_room { 8 } else { 4 };
@@ -284,10 +292,9 @@ fn the_end_gives_everything_back() {
     let program = |sim: &Sim| {
         let gpu = on(sim, config());
         let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-        let blocks = [gpu.alloc(6 * MIB, &s).unwrap(), gpu.alloc(MIB, &t).unwrap(), gpu.alloc(512, &t).unwrap()];
+        let blocks =
+            [gpu.alloc(6 * MIB, &s).unwrap(), gpu.alloc(MIB, &t).unwrap(), gpu.alloc(512, &t).unwrap()];
         drop(blocks);
-        gpu.synchronize().unwrap();
-        assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "no trim by handles yet");
         gpu
     };
     for call in [Call::Unmap, Call::Release, Call::AddressFree] {
@@ -305,4 +312,73 @@ fn the_end_gives_everything_back() {
     let sim = late();
     drop(program(&sim));
     all_back(&sim);
+}
+
+/// A trim gives the handles back between what is live, beside a kernel that runs and whatever else it uses, and the addresses serve again.
+#[test]
+fn a_trim_gives_handles_back_between_live_ones() {
+    let sim = late();
+    let gpu = on(&sim, config());
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut blocks: Vec<_> = (0..16).map(|_| Some(gpu.alloc(4 * MIB, &s).unwrap())).collect();
+    for x in blocks.iter_mut().step_by(2) {
+        let x = x.take().unwrap();
+        write(&sim, &x, &s);
+    }
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "nothing is complete");
+    gpu.synchronize().unwrap();
+    let gate = sim.gate(t.native()).unwrap();
+    let used = gpu.alloc(2 * MIB, &t).unwrap();
+    write(&sim, &used, &t);
+    drop(used);
+    let before = taken(&sim, &gpu);
+    assert_eq!((before, gpu.unused_segment_bytes()), (64 * MIB, 32 * MIB));
+    let trimmed = gpu.trim(Trim::All).unwrap();
+    // The stream behind the gate has 2 MiB of it in use.
+    assert_eq!((trimmed.bytes, taken(&sim, &gpu)), (30 * MIB, 34 * MIB));
+    let x = gpu.alloc(4 * MIB, &s).unwrap();
+    write(&sim, &x, &s);
+    assert!(taken(&sim, &gpu) <= 38 * MIB, "in a hole");
+    gate.open();
+    drop((x, blocks, s, t));
+    all_clean(&sim, gpu);
+}
+
+/// What is free between one stream's live memory makes room under the limit for another's request that none of it holds.
+#[test]
+fn fragments_make_room_for_another_stream() {
+    let sim = late();
+    let gpu = on(&sim, config().limit(Limit::Bytes(32 * MIB)));
+    let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut blocks: Vec<_> = (0..16).map(|_| Some(gpu.alloc(2 * MIB, &s).unwrap())).collect();
+    blocks.iter_mut().step_by(2).for_each(|x| drop(x.take()));
+    gpu.synchronize().unwrap();
+    let x = gpu.alloc(16 * MIB, &t).unwrap();
+    write(&sim, &x, &t);
+    assert_eq!(taken(&sim, &gpu), 32 * MIB);
+    drop((x, blocks, s, t));
+    all_clean(&sim, gpu);
+}
+
+/// Each call of a trim fails: what was gathered is where it was, and the next trim gives it back.
+#[test]
+fn a_trim_that_fails_loses_nothing() {
+    for call in [Call::Unmap, Call::Release] {
+        for nth in 1..=3 {
+            let sim = late();
+            let gpu = on(&sim, config());
+            let s = gpu.stream().unwrap();
+            drop(gpu.alloc(6 * MIB, &s).unwrap());
+            gpu.synchronize().unwrap();
+            sim.fail(call, nth, Kind::Other);
+            let failed = gpu.trim(Trim::All);
+            assert_eq!(failed.is_err(), call == Call::Unmap);
+            let left = taken(&sim, &gpu);
+            assert!(left <= 6 * MIB, "{call:?} {nth}");
+            let trimmed = gpu.trim(Trim::All).unwrap();
+            assert_eq!((trimmed.bytes, taken(&sim, &gpu)), (left, 0), "{call:?} {nth}");
+            drop(s);
+            all_clean(&sim, gpu);
+        }
+    }
 }

@@ -42,7 +42,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("heap", &["units", "laws"]),
     ("order", &["units", "laws"]),
     ("physical", &["units", "order"]),
-    ("allocator", &["units", "error", "sync", "time", "report", "trace", "driver", "laws", "heap", "order", "physical"]),
+    (
+        "allocator",
+        &["units", "error", "sync", "time", "report", "trace", "driver", "laws", "heap", "order", "physical"],
+    ),
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
     ("transfer", &["array", "allocator", "driver", "units", "error", "laws"]),
@@ -80,7 +83,7 @@ const LONGEST: usize = 700;
 
 /// The most lines of code that the root package may have, by `cargo run -p xtask -- lines`. Who takes code out lowers the number when it is 200
 /// below; who needs more says why what they add is no package's of its own, as docs/decisions/core-package.md and physical-room.md did.
-const MOST_LINES: usize = 16_000;
+const MOST_LINES: usize = 14_750;
 
 /// How many files of a package may import each other in a circle: three, and where there are more today, no more than that. A number
 /// here may fall and not rise.

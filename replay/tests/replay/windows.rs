@@ -1,8 +1,8 @@
 //! What recorded workloads take of a device with virtual memory beneath the pools, against what they have live.
 
+use millpond::Config;
 use millpond::allocator::VirtualMemory;
 use millpond::units::GIB;
-use millpond::Config;
 use millpond_replay::import::{self, Trace};
 use millpond_replay::{Workload, replay_log};
 use millpond_sim::Sim;
@@ -12,7 +12,9 @@ fn taken(name: &str, choice: VirtualMemory) -> f64 {
     let sim = Sim::new(144 * GIB).oracle(false).contents(false);
     let config = Config::default().virtual_memory(choice);
     let path = format!("{}/../tests/traces/{name}.csv.gz", env!("CARGO_MANIFEST_DIR"));
-    let Ok(Trace::Log(log)) = import::open(&path, import::Options::default()) else { panic!("{path} is a log") };
+    let Ok(Trace::Log(log)) = import::open(&path, import::Options::default()) else {
+        panic!("{path} is a log")
+    };
     let workload = Workload { streams: Some(1), ..Workload::default() };
     let outcome = replay_log(&log, &workload, sim, config, &|_| {}).unwrap();
     assert!(outcome.is_clean(), "{name}: {}\n{:?}", outcome.verdict, outcome.failure);

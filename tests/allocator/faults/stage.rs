@@ -252,7 +252,8 @@ impl Stage {
         }
         let leaks = self.sim.leaks();
         let kept = |l: &Leak| {
-            let of_windows = matches!(l, Leak::Handle { .. } | Leak::Mapping { .. } | Leak::Reservation { .. });
+            let of_windows =
+                matches!(l, Leak::Handle { .. } | Leak::Mapping { .. } | Leak::Reservation { .. });
             of_windows || matches!(l, Leak::Plain { .. } | Leak::Pinned { .. })
         };
         assert!(leaks.iter().all(kept), "{}: {leaks:?}", self.story);
