@@ -229,9 +229,10 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
         left.handles.retain(|_, created| !ok(unsafe { self.device.release(&created.native) }));
         let Table { places, reservations, .. } = &mut left;
         let free = |at: u64, bytes: u64| places.range(at..at + bytes).next().is_none();
-        // SAFETY: V1: this value reserved it, and nothing is mapped there.
         reservations.retain(|&at, &mut bytes| {
-            !(free(at, bytes) && ok(unsafe { self.device.unreserve(Addr(at), bytes) }))
+            // SAFETY: V1: this value reserved it, and nothing is mapped there.
+            let is_back = free(at, bytes) && ok(unsafe { self.device.unreserve(Addr(at), bytes) });
+            !is_back
         });
         let nothing = left.places.is_empty() && left.handles.is_empty() && left.reservations.is_empty();
         *self.table.lock() = left;

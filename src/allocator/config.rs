@@ -136,7 +136,7 @@ pub enum VirtualMemory {
     /// Plain segments only.
     #[default]
     Never,
-    /// As [`VirtualMemory::Auto`], and no allocator can be made where that comes to plain segments.
+    /// In any case: where [`VirtualMemory::Auto`] comes to plain segments, no allocator can be made.
     Always,
 }
 

@@ -31,6 +31,7 @@ mod in_transit;
 #[path = "../../tests/threads_loom/probe.rs"]
 pub mod kernels;
 mod ladder;
+mod mapping;
 mod migrate;
 mod miss;
 mod oom_facts;
@@ -608,7 +609,8 @@ impl<D: Driver> Allocator<D> {
             let backing = core.backing.lock();
             (backing.segments.values().map(OwnedRange::bytes).sum::<u64>(), backing.reserved)
         };
-        let nowhere = core.windows.as_ref().map_or(0, |of| of.check(&pools, moving, plain, taken));
+        let nowhere =
+            core.windows.as_ref().map_or(0, |of| core.check_windows(of, &pools, moving, plain, taken));
         assert_eq!(
             held + moving + nowhere,
             taken,
