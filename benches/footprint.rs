@@ -3,16 +3,17 @@
 //! `cargo bench --bench footprint`, or the binary by itself, which needs no GPU:
 //!
 //! ```text
-//! footprint [--traces DIR] [--only PART,...] [--streams own,1,2,4,8] [--ahead 0,200,1000] [--policy latency,footprint] [--check]
+//! footprint [--traces DIR] [--only PART,...] [--streams own,1,2,4,8] [--ahead 0,200,1000] [--policy latency,footprint]
+//!     [--at-once] [--check]
 //! ```
 //!
 //! Each trace is replayed on its own streams (`prefetch_multistream` has four, the others have one), and dealt over 1 to 8, whatever its own are, in runs of 1 to
 //! 24 allocations, as `benches/peers/taken.py` deals it to peers; each block is written at its allocation and read before its free. The host runs 0, 200 or 1000 operations ahead of the device, so that what was freed last is not
-//! complete. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
+//! complete. It makes each call at its time in the log; with `--at-once` right after the one before, so that little is complete. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
 //! counted. So all figures but the seconds are the same on every machine.
 //!
 //! A line for each policy: the most bytes taken over the most bytes live, as asked for; what the driver's memory calls cost, by the simulated prices, in
-//! microseconds an allocation; how many there were; the waits that were put between streams, and the host's; the time of the whole device
+//! microseconds an allocation and in percent of the log's own time; how many there were; the waits that were put between streams, and the host's; the time of the whole device
 //! work over that of a run whose memory costs nothing. With `--check` it ends with 1 if a mean or a line is above its aim.
 
 #[allow(dead_code, reason = "the other benches need the rest")]
@@ -127,13 +128,14 @@ fn main() -> ExitCode {
         CAPACITY >> 30
     );
     println!(
-        "{:<21} {:>7} {:>6} {:<9} {:>7}  {:>9} {:>7} {:>7} {:>9} {:>6}  peers",
+        "{:<21} {:>7} {:>6} {:<9} {:>7}  {:>9} {:>6} {:>7} {:>7} {:>9} {:>6}  peers",
         "trace",
         "streams",
         "ahead",
         "policy",
         "taken/live",
         "us/alloc",
+        "%",
         "calls",
         "waits",
         "host waits",
@@ -175,7 +177,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("# above its aim: {}", missed.join(", "));
-    if std::env::args().any(|a| a == "--check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if flag("check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// The recorded logs that were asked for, by name.
@@ -219,7 +221,13 @@ fn on_one_stream(log: &Log) -> Log {
 
 fn replayed(log: &Log, policy: Policy, over: &str, ahead: u64) -> Outcome {
     let streams = (over != "own").then(|| number("streams", over) as u32);
-    let workload = Workload { streams, threads: Some(1), run_ahead: ahead, ..Workload::default() };
+    let workload = Workload {
+        streams,
+        threads: Some(1),
+        run_ahead: ahead,
+        paced: !flag("at-once"),
+        ..Workload::default()
+    };
     let sim = Sim::new(CAPACITY).oracle(false).contents(false);
     let config = Config::from_env().expect("the environment's options").policy(policy);
     let outcome = replay_log(log, &workload, sim, config, &|_| ()).expect("a replay");
@@ -234,10 +242,11 @@ fn line(log: &Log, over: &str, ahead: &str, policy: &str, outcome: &Outcome) -> 
     let count: u64 = MEMORY_CALLS.iter().map(calls).sum();
     let ratio = outcome.reserved_over_requested.expect("something was live");
     let text = format!(
-        "{:<21} {:>7} {ahead:>6} {policy:<9} {ratio:>10.3}  {:>9.2} {count:>7} {:>7} {:>9} {:>7.3}  {}",
+        "{:<21} {:>7} {ahead:>6} {policy:<9} {ratio:>10.3}  {:>9.2} {:>6.2} {count:>7} {:>7} {:>9} {:>7.3}  {}",
         log.name,
         if over == "own" { format!("own {}", outcome.streams) } else { over.to_owned() },
         cost as f64 / 1e3 / (outcome.hits + outcome.misses).max(1) as f64,
+        cost as f64 / 1e3 / log.info().micros.max(1) as f64 * 100.0,
         outcome.waits_inserted,
         outcome.host_waits,
         outcome.makespan_ratio.unwrap_or(f64::NAN),
@@ -268,6 +277,10 @@ fn geometric(of: &[f64]) -> f64 {
 /// The words behind an option.
 fn listed(name: &str, otherwise: &str) -> Vec<String> {
     option(name).unwrap_or_else(|| otherwise.to_owned()).split(',').map(str::to_owned).collect()
+}
+
+fn flag(name: &str) -> bool {
+    std::env::args().any(|arg| arg.strip_prefix("--") == Some(name))
 }
 
 fn number(option: &str, word: &str) -> u64 {

@@ -39,7 +39,7 @@ struct Expansion {
 
 impl Workload {
     /// One pass of a log with these options, as a program: the same allocations, uses, waits and frees. A `tick` stands behind each call
-    /// of the log; [`Workload::run_ahead`] is an option of [`replay_program`](super::replay_program). Host threads take turns, whatever
+    /// of the log; [`Workload::run_ahead`] is an option of [`replay_program`](super::replay_program), and a program has no times ([`Workload::paced`]). Host threads take turns, whatever
     /// [`Workload::racy`] says.
     ///
     /// # Errors

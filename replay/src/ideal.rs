@@ -41,7 +41,11 @@ fn run(plan: &Plan) -> DriverResult<Duration> {
     let mut blocks: Vec<Block> = Vec::new();
     blocks.resize_with(plan.slots as usize, Block::default);
     let mut next = 0;
-    for act in &plan.acts {
+    let began = sim.host_time();
+    for (at, act) in plan.acts.iter().enumerate() {
+        if let Some(&time) = plan.times.get(at) {
+            sim.idle_until(began + time);
+        }
         let block = &mut blocks[act.slot as usize];
         let home = &streams[usize::from(act.stream)];
         match act.what {

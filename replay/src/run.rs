@@ -14,6 +14,7 @@ use super::turns;
 use super::workload::{Act, CrossStreamUse, Declaration, InjectedBug, Plan, What};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering;
+use core::time::Duration;
 use millpond::Error;
 use millpond::{Allocation, Allocator, Event, Stream};
 use millpond_driver::random::stirred;
@@ -215,6 +216,8 @@ pub(super) struct Pass<'a, D: Touch> {
     calls: AtomicU64,
     /// For a device that judges: which call of the log each act is, or comes behind.
     numbers: Vec<u32>,
+    /// When the pass began, on the device's clock.
+    began: Duration,
 }
 
 impl<'a, D: Touch> Pass<'a, D> {
@@ -225,12 +228,23 @@ impl<'a, D: Touch> Pass<'a, D> {
             u32::saturating_sub(next, 1)
         };
         let numbers = if D::JUDGES { plan.acts.iter().map(number).collect() } else { Vec::new() };
-        Pass { stage, plan, progress, lives: Vec::new(), calls: AtomicU64::new(0), numbers }
+        Pass {
+            stage,
+            plan,
+            progress,
+            lives: Vec::new(),
+            calls: AtomicU64::new(0),
+            numbers,
+            began: Duration::ZERO,
+        }
     }
 
-    /// While this lives, the calling thread is at an act.
+    /// While this lives, the calling thread is at an act, whose time has come.
     #[inline]
     pub(super) fn called(&self, at: usize) -> Called<D> {
+        if let Some(&time) = self.plan.times.get(at) {
+            self.stage.driver.idle_until(self.began + time);
+        }
         Called::at(Caller::Call(self.numbers.get(at).copied().map_or(0, u64::from)))
     }
 
@@ -247,6 +261,7 @@ impl<'a, D: Touch> Pass<'a, D> {
 
     /// Runs all acts once, then frees what is left, also after a request that failed.
     pub(super) fn run(&mut self, racy: bool) -> Result<(), Halt> {
+        self.began = self.stage.driver.host_time();
         let mut lives = core::mem::take(&mut self.lives);
         lives.resize_with(self.plan.slots as usize, Life::default);
         let ran = match self.plan.threads {

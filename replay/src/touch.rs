@@ -98,6 +98,11 @@ pub trait Touch: Driver {
         let _ = times;
     }
 
+    /// The host does something else until this time, for a device whose clock ([`host_time`](millpond_driver::Fences::host_time)) is virtual.
+    fn idle_until(&self, at: Duration) {
+        let _ = at;
+    }
+
     /// The device with its work held back by so many ticks. To be called before anything else.
     #[must_use]
     fn ahead(self, ticks: u64) -> Self {
@@ -219,6 +224,9 @@ impl Touch for Sim {
     }
     fn not_ready(&self, times: u32) {
         Sim::not_ready(self, times);
+    }
+    fn idle_until(&self, at: Duration) {
+        Sim::idle_until(self, at);
     }
     fn ahead(self, ticks: u64) -> Sim {
         if ticks == 0 { self } else { self.hold(ticks) }

@@ -15,6 +15,7 @@
 //! This file does not know what a stream or an allocator is.
 
 use super::outcome::ReplayError;
+use core::time::Duration;
 use millpond_driver::random::{SplitMix64, stirred};
 use millpond_trace::{Access, Action, Call, Log};
 use std::cmp::Reverse;
@@ -46,6 +47,9 @@ pub struct Workload {
     pub broken: f64,
     /// The device work of a call becomes due so many calls later; 0: at once.
     pub run_ahead: u64,
+    /// Whether the host makes each call at its time in the log and not before, on a device whose time is virtual. By default calls follow each other at
+    /// once, as if the program did nothing else.
+    pub paced: bool,
     /// Whether the log's stream 0 is the legacy default stream instead of a stream like the others.
     pub legacy: bool,
     /// Whether host threads run freely instead of taking turns in the order of the log. A block's free waits for its
@@ -64,6 +68,7 @@ impl Default for Workload {
             seed: 0,
             broken: 0.0,
             run_ahead: 0,
+            paced: false,
             legacy: false,
             racy: false,
             repeat: 1,
@@ -141,6 +146,8 @@ pub(super) struct Plan {
     /// The stream that stands for the legacy default stream.
     pub(super) legacy: Option<u16>,
     pub(super) peak_live: u64,
+    /// When each act happens, from the first call on; empty if the host waits for no act's time.
+    pub(super) times: Vec<Duration>,
 }
 
 /// What is drawn from a seed.
@@ -228,6 +235,7 @@ impl Workload {
             threads: self.threads.map(|n| Runs::new(0, n as u16)),
             streams,
             calls: log.calls.len(),
+            now: Duration::ZERO,
             homes: vec![NOWHERE; blocks],
             free_slots: Vec::new(),
             turns: Vec::new(),
@@ -240,7 +248,9 @@ impl Workload {
                 slots: 0,
                 legacy,
                 peak_live: info.peak_live,
+                times: Vec::new(),
             },
+            first: log.calls.first().map_or(0, Call::micros),
         };
         for (at, call) in log.calls.iter().enumerate() {
             planner.call(at, call, &mut groups, &freed_at);
@@ -328,6 +338,10 @@ struct Planner<'a> {
     streams: u16,
     /// How many calls the log has.
     calls: usize,
+    /// When the first of them was made, in microseconds.
+    first: u64,
+    /// How long after it the call is made that is looked at.
+    now: Duration,
     homes: Vec<Home>,
     free_slots: Vec<u32>,
     /// Acts so far by slot.
@@ -342,6 +356,9 @@ impl Planner<'_> {
         let turn = &mut self.turns[slot as usize];
         self.plan.acts.push(Act { what, slot, turn: *turn, stream, thread });
         *turn += 1;
+        if self.workload.paced {
+            self.plan.times.push(self.now);
+        }
     }
 
     /// The uses that are due before a call.
@@ -358,6 +375,7 @@ impl Planner<'_> {
             Some(runs) => runs.pick(&mut self.random_threads),
             None => call.thread().0,
         };
+        self.now = Duration::from_micros(call.micros().saturating_sub(self.first));
         self.uses_until(at, thread);
         let block = call.block().0;
         let own = call.stream().0;

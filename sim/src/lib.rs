@@ -308,6 +308,14 @@ impl Sim {
     pub fn makespan(&self) -> Duration {
         self.device_time().max(self.host_time())
     }
+    /// The host does something else until this moment of its virtual time ([`Sim::host_time`]), if that is yet to come. It learns nothing of the device by
+    /// that, but a query finds more complete.
+    pub fn idle_until(&self, at: Duration) {
+        let at = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
+        let guard = self.lock();
+        let mut world = guard.borrow_mut();
+        world.host_now = world.host_now.max(at);
+    }
     /// When the last operation submitted so far, on any device of the world, ends in virtual time.
     pub fn device_time(&self) -> Duration {
         let guard = self.lock();

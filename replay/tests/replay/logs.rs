@@ -15,6 +15,7 @@ use millpond_sim::{Schedule, Sim};
 use millpond_testkit as _;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const CAPACITY: u64 = 144 * GIB;
 
@@ -292,6 +293,34 @@ fn repeats_run_on_one_allocator_and_are_timed() {
     assert_eq!(o.growths, once.growths, "a warm pool does not grow");
     assert_eq!(o.makespan_ns, once.makespan_ns, "the first pass is compared");
     assert!(o.warm_ns_per_call.is_some_and(|ns| ns > 0.0));
+}
+
+/// The host's clock follows the log's, in every pass anew, and what the device does meanwhile takes no time of its own.
+#[test]
+fn a_paced_replay_takes_the_logs_time() {
+    let log = gnn();
+    let took = Duration::from_micros(log.info().micros);
+    let paced = Workload { paced: true, repeat: 2, ..over(1, 0.2) };
+    let sim = Sim::new(CAPACITY);
+    let o = on_sim(&log, &paced, sim.clone(), Config::default());
+    assert!(o.is_clean(), "{}", o.verdict);
+    let first = Duration::from_nanos(o.makespan_ns.unwrap());
+    assert!(first >= took && first < took * 2, "{took:?} in the log, {first:?} here");
+    assert!(sim.host_time() >= first + took, "twice");
+    assert!(o.makespan_ratio.is_some_and(|ratio| (0.95..1.1).contains(&ratio)), "{o:?}");
+
+    // A block a second, each written and read in 8 ms.
+    let call = |made: fn(BlockNo, u64, StreamNo, ThreadNo, u64) -> Call, n: u16| {
+        let micros = 5 + u64::from(n) * 1_000_000;
+        made(BlockNo(n.into()), 8 * GIB, StreamNo(0), ThreadNo(0), micros)
+    };
+    let calls = (0..8).flat_map(|n| [Call::alloc, Call::free].map(|made| call(made, n))).collect();
+    let log = Log { name: "a block a second".into(), calls, streams: vec![0], ..Log::default() };
+    for (paced, least, most) in [(false, 0, 100), (true, 7_000, 7_010)] {
+        let o =
+            on_sim(&log, &Workload { paced, ..Workload::default() }, Sim::new(CAPACITY), Config::default());
+        assert!(o.is_clean() && (least..most).contains(&(o.makespan_ns.unwrap() / 1_000_000)), "{o:?}");
+    }
 }
 
 #[test]
