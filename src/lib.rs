@@ -58,16 +58,16 @@ pub mod transfer;
 pub mod wrap;
 
 // The package beneath, which is internal too.
-use millpond_core::laws;
 #[cfg(not(feature = "internals"))]
 use millpond_core::{heap, order};
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub use millpond_core::{heap, order};
+use millpond_core::{laws, physical};
 
 pub use allocator::{
     Allocation, Allocator, Config, Event, Growth, Limit, PinnedAllocation, Policy, RawAllocation, Reuse,
-    Stream, Trim, Trimmed,
+    Stream, Trim, Trimmed, VirtualMemory,
 };
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub use millpond_cuda as cuda;

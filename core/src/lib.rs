@@ -7,5 +7,6 @@ extern crate millpond_driver as driver;
 pub mod heap;
 pub mod laws;
 pub mod order;
+pub mod physical;
 
 use driver::units;

@@ -5,6 +5,8 @@
 mod machine;
 #[path = "heap_model/naive.rs"]
 mod naive;
+#[path = "heap_model/windows.rs"]
+mod windows;
 
 use millpond_core::heap::{ChunkState, ChunkView, FreeChunk, Heap, Kind, Taken, Want};
 use millpond_driver::units::{Addr, Epoch, Granules, SegmentId};

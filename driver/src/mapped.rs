@@ -215,6 +215,30 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
         self.unmap_started(addr, bytes)
     }
 
+    /// Gives everything back: places, then handles, then reservations. The caller makes sure that all uses are complete, and that no other
+    /// thread uses this value. What the driver refuses is kept for [`Memory::deferred`], stays, and is asked for again by the next call, or when this
+    /// is dropped. Returns whether nothing is left.
+    pub fn give_back(&self) -> bool {
+        let ok = |answer: DriverResult<()>| answer.map_err(|e| self.device.drop_failed(e)).is_ok();
+        let mut left = core::mem::replace(&mut *self.table.lock(), Table::new());
+        // A place in which a driver call panicked is mapped or not; if not, the driver says so.
+        // SAFETY: V1: this value mapped it; its uses are complete, as the caller promises.
+        left.places.retain(|&addr, place| !ok(unsafe { self.device.unmap(Addr(addr), place.bytes) }));
+        // A handle may be released while it is mapped, and is gone when it is not any more.
+        // SAFETY: V2: this value created it, and it leaves the table if the driver has it back; its uses are complete, as the caller promises.
+        left.handles.retain(|_, created| !ok(unsafe { self.device.release(&created.native) }));
+        let Table { places, reservations, .. } = &mut left;
+        let free = |at: u64, bytes: u64| places.range(at..at + bytes).next().is_none();
+        reservations.retain(|&at, &mut bytes| {
+            // SAFETY: V1: this value reserved it, and nothing is mapped there.
+            let is_back = free(at, bytes) && ok(unsafe { self.device.unreserve(Addr(at), bytes) });
+            !is_back
+        });
+        let nothing = left.places.is_empty() && left.handles.is_empty() && left.reservations.is_empty();
+        *self.table.lock() = left;
+        nothing
+    }
+
     /// Unmaps a place that this thread is changing.
     fn unmap_started(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: V3: this value mapped it, and only this thread changes it; its uses are complete, as the caller promises, and there are none
@@ -230,6 +254,10 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
 }
 
 impl<H: Clone> Table<H> {
+    fn new() -> Table<H> {
+        Table { reservations: BTreeMap::new(), handles: BTreeMap::new(), places: BTreeMap::new() }
+    }
+
     #[track_caller]
     fn take_reservation(&mut self, addr: Addr) -> u64 {
         let Some(&bytes) = self.reservations.get(&addr.0) else {
@@ -331,24 +359,8 @@ impl<D: Memory + Mapping> fmt::Debug for VirtualMemory<D> {
 }
 
 impl<D: Memory + Mapping> Drop for VirtualMemory<D> {
-    /// Places, then handles, then reservations. What the driver refuses is kept for [`Memory::deferred`].
-    #[allow(unsafe_code, reason = "the one place where virtual memory is mapped and given back")]
     fn drop(&mut self) {
-        let (device, table) = (&self.device, self.table.get_mut());
-        let ok = |answer: DriverResult<()>| answer.map_err(|e| device.drop_failed(e)).is_ok();
-        // A place in which a driver call panicked is mapped or not; if not, the driver says so.
-        // SAFETY: V1: this value mapped it; its uses are complete, as the owner promises.
-        table.places.retain(|&addr, place| !ok(unsafe { device.unmap(Addr(addr), place.bytes) }));
-        for created in core::mem::take(&mut table.handles).into_values() {
-            // SAFETY: V2: this value created it, and it is in the table no more; its uses are complete, as the owner promises.
-            ok(unsafe { device.release(&created.native) });
-        }
-        for (addr, bytes) in core::mem::take(&mut table.reservations) {
-            if table.place_in(addr, addr + bytes).is_none() {
-                // SAFETY: V1: this value reserved it, and nothing is mapped there.
-                ok(unsafe { device.unreserve(Addr(addr), bytes) });
-            }
-        }
+        self.give_back();
     }
 }
 

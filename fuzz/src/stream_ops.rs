@@ -4,6 +4,7 @@
 //! It makes a device and an allocator of its bytes and has `millpond_replay` run the program, which writes a word of the block's own at
 //! each write, checks it at each read and follows words through copies. It knows nothing of what the allocator does.
 
+use millpond::allocator::VirtualMemory;
 use millpond::trace::{Op, Program};
 use millpond::units::{Addr, MIB};
 use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse};
@@ -77,5 +78,6 @@ fn config(options: u8) -> Config {
         1 => Reuse::Ordered,
         _ => Reuse::WithWaits,
     });
+    config = config.virtual_memory(if bit(7) { VirtualMemory::Auto } else { VirtualMemory::Never });
     if bit(6) { config.pinned_limit(10 * MIB) } else { config }
 }

@@ -1,6 +1,7 @@
 //! Segments: memory acquired from the device, within the limit.
 //!
-//! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. Its length is claimed under
+//! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. A window is a segment
+//! too, whose bytes count as far as they are in its handles (`physical`). The length is claimed under
 //! the limit before the driver is called, and the claim is withdrawn if the driver refuses, so that two growers cannot exceed the limit
 //! together. It does not know which pool the memory is for.
 
@@ -55,13 +56,27 @@ impl<R> Backing<R> {
     /// # Panics
     /// After 2^32 segments.
     pub(crate) fn add(&mut self, range: R, bytes: u64) -> SegmentId {
+        let id = self.number();
+        self.granted(bytes);
+        self.segments.insert(id, range);
+        id
+    }
+
+    /// The number of a segment to come.
+    ///
+    /// # Panics
+    /// After 2^32 segments.
+    pub(crate) fn number(&mut self) -> SegmentId {
         let id = SegmentId(self.next);
         self.next = self.next.checked_add(1).expect("2^32 segments in one allocator");
+        id
+    }
+
+    /// The driver gave so many bytes that were claimed, for one request.
+    pub(crate) fn granted(&mut self, bytes: u64) {
         self.acquired += bytes;
         self.growths += 1;
         self.reserved_peak = self.reserved_peak.max(self.reserved);
-        self.segments.insert(id, range);
-        id
     }
 
     /// Takes a segment out for release; its bytes count as reserved until [`Backing::released`].

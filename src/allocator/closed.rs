@@ -140,6 +140,9 @@ impl<D: Driver> Core<D> {
             // Under the pool's lock: a sweep that takes the closed pool off the list finds it here.
             self.gone.lock().insert(pool.number);
         }
+        if let Some(windows) = &self.windows {
+            self.close_windows(windows, pool);
+        }
         pause_point!("closing");
         pool.timeline.pools.fetch_sub(1, Ordering::AcqRel);
         self.registry.request_maintenance(&pool.timeline);

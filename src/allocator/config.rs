@@ -125,6 +125,21 @@ impl Default for Growth {
 /// The largest request that is served from small segments, in bytes.
 pub const SMALL_BYTES: u64 = 256 << 10;
 
+/// Whether pools take a device's virtual memory: windows of addresses that physical memory fills where a request lacks some, in units of 2 MiB. Without,
+/// each request that fits into no free range takes a segment of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum VirtualMemory {
+    /// Where the device has it, but for baselines that count bytes: [`Growth::Exact`], [`Config::exact_fit`].
+    Auto,
+    /// Plain segments only.
+    #[default]
+    Never,
+    /// In any case: where [`VirtualMemory::Auto`] comes to plain segments, no allocator can be made.
+    Always,
+}
+
 /// An allocator's options.
 ///
 /// ```
@@ -158,6 +173,7 @@ pub struct Config {
     pub(crate) deterministic: bool,
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
+    pub(crate) virtual_memory: VirtualMemory,
     #[cfg_attr(feature = "serde", serde(rename = "bounded_wait"))]
     pub(crate) wait: Option<Duration>,
     #[cfg_attr(feature = "serde", serde(rename = "look_at_each_of"))]
@@ -178,6 +194,7 @@ crate::report::read::read_fields!(Config {
     deterministic,
     exact_fit,
     scrub,
+    virtual_memory,
     wait as "bounded_wait",
     few as "look_at_each_of",
 } but sinks, hook);
@@ -257,6 +274,12 @@ impl Config {
         self.scrub = on;
         self
     }
+    /// Whether pools take the device's virtual memory; not by default yet.
+    #[must_use]
+    pub fn virtual_memory(mut self, choice: VirtualMemory) -> Config {
+        self.virtual_memory = choice;
+        self
+    }
     /// How long a request may block the host in all before it is out of memory; 2 s by default. It never waits for an
     /// [independent](crate::Stream::set_independent) stream, nor for the whole device.
     #[must_use]
@@ -302,6 +325,7 @@ impl Config {
     /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
     /// | `MILLPOND_SCRUB` | 0 or 1 | reused memory shows nothing of its earlier contents |
+    /// | `MILLPOND_VIRTUAL` | auto, never or always | whether pools take the device's virtual memory |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -437,6 +461,8 @@ variables! {
         |c, v| one_of(&mut c.deterministic, v, SWITCH);
     "MILLPOND_SCRUB": "0 or 1", "reused memory shows nothing of its earlier contents",
         |c, v| one_of(&mut c.scrub, v, SWITCH);
+    "MILLPOND_VIRTUAL": "auto, never or always", "whether pools take the device's virtual memory",
+        |c, v| one_of(&mut c.virtual_memory, v, &[("auto", VirtualMemory::Auto), ("never", VirtualMemory::Never), ("always", VirtualMemory::Always)]);
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
@@ -484,6 +510,7 @@ impl fmt::Debug for Config {
             .field("deterministic", &self.deterministic)
             .field("exact_fit", &self.exact_fit)
             .field("scrub", &self.scrub)
+            .field("virtual_memory", &self.virtual_memory)
             .field("wait", &self.wait)
             .field("few", &self.few)
             .field("sinks", &self.sinks.len())

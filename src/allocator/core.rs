@@ -9,6 +9,7 @@ use super::config::{Config, Growth, SMALL_BYTES};
 use super::deferred_drops::DeferredDrops;
 use super::in_transit::InTransit;
 use super::peaks::Peaks;
+use super::physical::Windows;
 use super::pinned::pool::HostPool;
 use super::pool::{AfterFree, Pool, Watch};
 use super::recorder::Recorder;
@@ -47,6 +48,8 @@ pub(crate) struct Core<D: Driver> {
     /// Those of the pools that may have memory for others.
     pub(crate) sources: MigrationSources,
     pub(crate) backing: Ranked<Backing<OwnedRange<D>>>,
+    /// Virtual memory, if pools have any.
+    pub(super) windows: Option<Windows<D>>,
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
     pub(crate) deferred_drops: Arc<DeferredDrops<D>>,
@@ -80,6 +83,7 @@ impl<D: Driver> Core<D> {
         let driver = if config.scrub { driver.scrubbing() } else { driver };
         let info = driver.memory_info()?;
         let limit = config.limit.bytes(info.total)?;
+        let windows = Windows::new(&driver, &config, info.total)?;
         let registry = driver.slot().get_or_make(|| Registry::new(&driver));
         if !registry.alive() {
             return Err(lost());
@@ -97,6 +101,7 @@ impl<D: Driver> Core<D> {
             pools: Ranked::new(Rank::Pools, Vec::new()),
             sources: MigrationSources::new(config.few),
             backing: Ranked::new(Rank::Backing, Backing::new(limit)),
+            windows,
             host,
             deferred_drops: Arc::new(deferred_drops),
             recorder: Recorder::new(),
@@ -256,6 +261,10 @@ impl<D: Driver> Core<D> {
                 self.registry.request_maintenance(&pool.timeline);
             }
         }
+        if let Some(windows) = &self.windows {
+            // An unmap waits for nothing, whatever a plain free does.
+            self.give_windows_back(windows, laws::may_give_back(over, false));
+        }
         let segments = self.backing.lock().take_all();
         if laws::may_give_back(over, self.driver.free_spares_uses()) {
             for segment in segments {
@@ -323,6 +332,7 @@ impl<D: Driver> Core<D> {
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
+        let windows = self.windows.as_ref().map_or(0, |windows| windows.stats().windows);
         let backing = self.backing.lock();
         total.reserved_peak = backing.reserved_peak;
         Report {
@@ -332,7 +342,7 @@ impl<D: Driver> Core<D> {
             policy: self.config.policy.name().into(),
             reserved: backing.reserved,
             reserved_peak: backing.reserved_peak,
-            segments: backing.segments.len() as u64,
+            segments: backing.segments.len() as u64 + windows,
             moving: self.moving.load(Ordering::Relaxed),
             growths: backing.growths,
             releases: backing.releases,

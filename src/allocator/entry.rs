@@ -20,6 +20,8 @@ pub(crate) struct Range {
     pub(crate) base: Addr,
     pub(crate) segment_len: Granules,
     pub(crate) kind: Kind,
+    /// Of a window, its unit; 0 of a plain segment.
+    pub(crate) unit: Granules,
     pub(crate) offset: Granules,
     pub(crate) len: Granules,
 }
@@ -31,6 +33,7 @@ impl From<&crate::heap::Cut> for Range {
             base: c.base,
             segment_len: c.segment_len,
             kind: c.kind,
+            unit: c.unit,
             offset: c.offset,
             len: c.len,
         }
@@ -129,7 +132,8 @@ impl<D: Driver> Pool<D> {
             return None;
         }
         if !state.heap.has_segment(range.segment) {
-            state.heap.add_segment(range.segment, range.base, range.segment_len, range.kind);
+            let Range { segment, base, segment_len, kind, unit, .. } = *range;
+            state.heap.add_window(segment, base, segment_len, kind, unit);
         }
         let merged = state.heap.extend(range.segment, range.offset, range.len, stamp);
         self.publish_longest(state, range.kind, merged.len);

@@ -1,4 +1,4 @@
-//! Rungs 3, 6 and 7: memory from the device, within the limit.
+//! Rungs 3, 6 and 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
 //!
 //! The bytes are claimed under the limit, the driver is called with no lock held but the grower's turn, and the segment is committed *and* the
 //! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one acquired, and
@@ -8,13 +8,14 @@
 use super::backing::Backing;
 use super::core::Core;
 use super::entry::Range;
+use super::fill::Fill;
 use super::ladder::{Climb, Step};
 use super::miss::Miss;
 use super::pool::Pool;
 use super::undo::Undo;
-use crate::driver::{Driver, DriverResult, OwnedRange};
+use crate::driver::{Driver, DriverErrorKind, DriverResult, OwnedRange};
 use crate::heap::{Kind, Taken};
-use crate::laws::cost;
+use crate::laws::{self, cost};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
@@ -70,7 +71,8 @@ impl<D: Driver> Grows<D> for Pool<D> {
         let (core, pool, base) = (request.core, request.pool, segment.addr());
         let segment = core.backing.lock().add(segment, len.bytes());
         let kind = request.want.kind;
-        let whole = Range { segment, base, segment_len: len, kind, offset: Granules::ZERO, len };
+        let (unit, offset) = (Granules::ZERO, Granules::ZERO);
+        let whole = Range { segment, base, segment_len: len, kind, unit, offset, len };
         let mut guard = pool.lock();
         let state = &mut *guard;
         // Fresh from the device: nothing is pending, stamp 0.
@@ -102,11 +104,35 @@ impl<D: Driver> Miss<'_, D> {
         } else {
             u64::MAX
         };
-        // The driver chooses a segment's alignment: an aligned request may have to skip the front.
-        let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
         // Another rung's refusal says nothing about smaller sizes.
         let before = self.refusal.take();
-        for len in self.core.config.growth_sizes(needed, self.want.kind) {
+        let handed = self.grow_within(max)?;
+        self.refusal = self.refusal.take().or(before);
+        Ok(handed)
+    }
+
+    /// Grows up to `max` bytes: in windows where there are any, and where they cannot serve by a plain segment.
+    fn grow_within(&mut self, max: u64) -> Step {
+        let core = self.core;
+        // The driver chooses a segment's alignment: an aligned request may have to skip the front.
+        let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
+        let mut sizes = core.config.growth_sizes(needed, self.want.kind);
+        if let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) {
+            match self.fill(windows, max) {
+                Ok(Fill::Served(taken)) => return Ok(Some(taken)),
+                // What is to be saved is not spent on a segment that others cannot use.
+                Ok(Fill::NoRoom) if max < u64::MAX => return Ok(None),
+                // Less than a unit of room may do; or no window can be had, for now or for good.
+                Ok(Fill::NoRoom | Fill::NoWindow) => {}
+                Err(e) if e.kind == DriverErrorKind::NotSupported => {}
+                Err(e) => return self.refused(e),
+            }
+            if windows.is_usable() {
+                // A rare segment beside the windows: as long as the request, because others look for windows.
+                sizes.drain(..sizes.len().saturating_sub(1));
+            }
+        }
+        for len in sizes {
             match self.grow_by(len, max) {
                 Ok(None) => {}
                 Ok(handed) => return Ok(handed),
@@ -116,22 +142,27 @@ impl<D: Driver> Miss<'_, D> {
                 break;
             }
         }
-        self.refusal = self.refusal.take().or(before);
         Ok(None)
     }
 
-    /// Rung 7, only where a free does not wait for the device: gives idle segments back if that can free enough, then grows.
+    /// Rung 7: handles that are wholly free and complete go back, and idle segments too, but only where a free does not wait for the device; then it grows.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
-        if self.core.config.reuse == super::config::Reuse::Never
-            && self.core.backing.lock().segments.is_empty()
-        {
+        let core = self.core;
+        if core.config.reuse == super::config::Reuse::Never && core.backing.lock().reserved == 0 {
             return Ok(None);
         }
         // Only as much as is needed: what is kept serves later requests. Growth also needs the bytes that an alignment may skip.
-        let freed = match self.core.trim_segments(None, self.want.bytes_anywhere(), self.own) {
-            Ok(freed) => freed,
+        let enough = self.want.bytes_anywhere();
+        let mut freed = match core.trim_handles(None, enough, self.own) {
+            Ok(freed) => freed.bytes,
             Err(e) => return self.refused(e),
         };
-        if freed.bytes == 0 { Ok(None) } else { self.grow(false) }
+        if freed < enough && laws::request_may_trim(core.driver.free_waits_for_device()) {
+            freed += match core.trim_segments(None, enough - freed, self.own) {
+                Ok(freed) => freed.bytes,
+                Err(e) => return self.refused(e),
+            };
+        }
+        if freed == 0 { Ok(None) } else { self.grow(false) }
     }
 }

@@ -10,12 +10,12 @@
 //! 2 migrate what is complete or ordered        2 the same
 //!   without queries, if as much is in flight     the same
 //!   as was ever live: 4, own ranges
-//! 3 grow within the limit                      3 grow within 1 % above the peak of live bytes
+//! 3 grow within the limit, windows first       3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
 //! 4 migrate behind an inserted wait            4 the same
-//! 5 (move handles: needs virtual memory)       5 (the same)
+//! 5 (move handles: not built yet)              5 (the same)
 //! 6 -                                          6 grow within the limit
-//! 7 give idle segments back, grow again        7 the same, both only where a free waits for nothing
+//! 7 give idle memory back, grow again          7 the same; segments only where a free waits for nothing
 //! 8 a bounded wait of the host, then again     8 the same
 //! 9 the user's callback, then again            9 the same
 //! 10 OutOfMemory                               10 the same
@@ -121,8 +121,8 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         if policy == Policy::Footprint {
             rung!(self: Grow, self.grow(false));
         }
-        // A plain free would wait for the whole device: only an explicit trim may.
-        if laws::request_may_trim(self.core.driver.free_waits_for_device()) {
+        // A plain free would wait for the whole device: only an explicit trim may. An unmap waits for nothing.
+        if self.core.windows.is_some() || laws::request_may_trim(self.core.driver.free_waits_for_device()) {
             rung!(self: Trim, self.trim_and_grow());
         }
         if !self.thorough {

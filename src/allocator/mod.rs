@@ -21,6 +21,7 @@ mod event;
 mod events;
 pub(crate) mod external;
 mod fast;
+mod fill;
 mod grow;
 mod host;
 mod in_transit;
@@ -29,10 +30,12 @@ mod in_transit;
 #[path = "../../tests/threads_loom/probe.rs"]
 pub mod kernels;
 mod ladder;
+mod mapping;
 mod migrate;
 mod miss;
 mod oom_facts;
 mod peaks;
+mod physical;
 mod pinned;
 mod pool;
 mod raw;
@@ -54,14 +57,14 @@ pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
-pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES, Variable};
+pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory};
 pub use event::Event;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
 pub use stream::Stream;
 pub use trim::Trimmed;
 
-use crate::driver::{Called, Driver, HostKind, StreamKind, StreamOptions};
+use crate::driver::{Called, Driver, HostKind, OwnedRange, StreamKind, StreamOptions};
 use crate::error::Error;
 use crate::heap::{Request, Want};
 use crate::laws;
@@ -594,7 +597,8 @@ impl<D: Driver> Allocator<D> {
     pub fn check(&self) {
         let core = self.core();
         let (mut held, mut bounds) = (0, Vec::new());
-        for pool in core.pool_list() {
+        let pools = core.pool_list();
+        for pool in &pools {
             let state = pool.lock();
             state.heap.check();
             bounds.push(pool.check_source(&state));
@@ -602,8 +606,17 @@ impl<D: Driver> Allocator<D> {
         }
         core.sources.check(&bounds);
         let moving = core.moving.load(crate::sync::Ordering::Relaxed);
-        let taken = core.backing.lock().reserved;
-        assert_eq!(held + moving, taken, "H5: bytes held by pools and on the move, against bytes taken");
+        let (plain, taken) = {
+            let backing = core.backing.lock();
+            (backing.segments.values().map(OwnedRange::bytes).sum::<u64>(), backing.reserved)
+        };
+        let nowhere =
+            core.windows.as_ref().map_or(0, |of| core.check_windows(of, &pools, moving, plain, taken));
+        assert_eq!(
+            held + moving + nowhere,
+            taken,
+            "H5: bytes held by pools and on the move, against bytes taken"
+        );
         core.host.check();
     }
 }

@@ -1,16 +1,18 @@
-//! Memory goes back to the device: whole segments whose bytes are all free and complete.
+//! Memory goes back to the device: whole segments, and whole handles of windows, whose bytes are all free and complete.
 //!
 //! A segment's bytes may lie in several pools. Each pool is asked once what it has free of which segment. For a segment that is wholly free,
 //! each pool that has some of it is locked once, its free pieces are cut out, and it is unlocked. If
 //! together they are the whole segment and every stamp is complete for the host (law O4), the segment is released;
 //! otherwise each piece returns to its pool with the stamp it had. A trim never waits for the device itself, but the
-//! driver's plain free does; so a request trims only if the driver's free does not ([`Memory::free_waits_for_device`]).
+//! driver's plain free does; so a request gives segments back only if the driver's free does not ([`Memory::free_waits_for_device`]). An
+//! unmap waits for nothing, so a request may give handles back wherever there are windows. Their addresses stay the pool's.
 //!
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
 use super::Allocator;
 use super::core::{Core, lost_context};
 use super::entry::Range;
+use super::physical::Windows;
 use super::pool::Pool;
 use super::pool::pieces::PIECE;
 use super::undo::Undo;
@@ -18,6 +20,7 @@ use crate::driver::{Driver, DriverResult};
 use crate::heap::Cut;
 use crate::laws;
 use crate::order::Pending;
+use crate::physical::{HandleId, SlotState};
 use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::trace::Event;
 use crate::units::{Granules, SegmentId};
@@ -31,12 +34,15 @@ use std::collections::BTreeMap;
 pub struct Trimmed {
     /// Bytes given back to the device.
     pub bytes: u64,
-    /// How many segments they were.
+    /// How many segments, and handles of windows, they were.
     pub segments: u64,
     /// Freed bytes, of device and pinned memory, whose last use nothing can show to be complete yet:
     /// [`held_back`](crate::report::PoolReport::held_back). 0 for a trim of one stream.
     pub held_back: u64,
 }
+
+/// So many records a look for the free pieces of one handle comes by in a pool.
+const STEPS: usize = 4096;
 
 struct Piece<D: Driver> {
     pool: Arc<Pool<D>>,
@@ -51,13 +57,14 @@ impl<D: Driver> Allocator<D> {
         let live = self.live();
         let at = |pinned| {
             let of = live.iter().filter(|l| l.stream.is_none() == pinned);
-            let mut at: Vec<u64> = of.map(|l| l.addr.0).collect();
+            let mut at: Vec<(u64, u64)> = of.map(|l| (l.addr.0, l.bytes)).collect();
             at.sort_unstable();
             at
         };
-        let unused = |at: &[u64], first: u64, bytes: u64| {
-            let next = at.get(at.partition_point(|&addr| addr < first));
-            if next.is_some_and(|&addr| addr - first < bytes) { 0 } else { bytes }
+        // What is alive is disjoint: the last that begins before the end is the one that may reach in.
+        let unused = |at: &[(u64, u64)], first: u64, bytes: u64| {
+            let last = at[..at.partition_point(|&(addr, _)| addr < first + bytes)].last();
+            if last.is_some_and(|&(addr, len)| addr + len > first) { 0 } else { bytes }
         };
         let (device, pinned) = (at(false), at(true));
         let core = self.core();
@@ -68,8 +75,19 @@ impl<D: Driver> Allocator<D> {
             .values()
             .map(|r| unused(&device, r.addr().0, r.bytes()))
             .sum::<u64>();
+        let of_windows = core.windows.as_ref().map_or(0, |of| {
+            let records = of.lock();
+            let stats = records.stats();
+            let slots = records.windows().flat_map(|w| {
+                let here =
+                    records.slots_in(w.id, Granules::ZERO, w.len).filter(|s| *s.state == SlotState::Here);
+                here.map(move |s| (w.base.offset(s.offset).0, s.len.bytes()))
+            });
+            slots.map(|(at, bytes)| unused(&device, at, bytes)).sum::<u64>() + stats.spare
+        });
         let host = core.host.lock();
         of_device
+            + of_windows
             + host.backing.segments.values().map(|r| unused(&pinned, r.addr().0, r.bytes())).sum::<u64>()
     }
 }
@@ -78,7 +96,7 @@ impl<D: Driver> Allocator<D> {
     /// Whether any device or pinned memory is reserved: whether [`Allocator::report`] would show `reserved` above zero for either. Looks at no pool.
     pub fn has_segments(&self) -> bool {
         let core = self.core();
-        let of_device = !core.backing.lock().segments.is_empty();
+        let of_device = core.backing.lock().reserved > 0;
         of_device || !core.host.lock().backing.segments.is_empty()
     }
 }
@@ -93,7 +111,10 @@ impl<D: Driver> Core<D> {
         self.learn()?;
         self.registry.retire();
         self.registry.trim_events();
-        let trimmed = self.trim_segments(only, u64::MAX, &Cell::new(0))?;
+        let mut trimmed = self.trim_handles(only, u64::MAX, &Cell::new(0))?;
+        let segments = self.trim_segments(only, u64::MAX, &Cell::new(0))?;
+        trimmed.bytes += segments.bytes;
+        trimmed.segments += segments.segments;
         self.sweep();
         Ok(trimmed)
     }
@@ -162,6 +183,99 @@ impl<D: Driver> Core<D> {
             }
         }
         Ok(trimmed)
+    }
+
+    /// Gives back handles that are wholly free and complete, and spare ones, until `enough` bytes are. What it has in hand and puts down counts in `own`.
+    ///
+    /// # Errors
+    /// The driver's, when an unmap failed; what had been given back stays so, the rest is kept.
+    pub(crate) fn trim_handles(
+        &self,
+        only: Option<&Pool<D>>,
+        enough: u64,
+        own: &Cell<u64>,
+    ) -> DriverResult<Trimmed> {
+        let mut trimmed = Trimmed::default();
+        let Some(of) = &self.windows else { return Ok(trimmed) };
+        let _turn = self.trimmer.lock();
+        self.finish_draining(of);
+        let mut pools = self.pool_list();
+        pools.retain(|pool| only.is_none_or(|only| only.number == pool.number));
+        for (id, (free, holders)) in Self::free_by_segment(&pools) {
+            let slots: Vec<(HandleId, Granules, Granules)> = {
+                let records = of.lock();
+                let Some(window) = records.window(id) else { continue };
+                let here =
+                    records.slots_in(id, Granules::ZERO, window.len).filter(|s| *s.state == SlotState::Here);
+                here.filter(|s| free >= s.len.0.into()).map(|s| (s.handle, s.offset, s.len)).collect()
+            };
+            let holders: Vec<&Arc<Pool<D>>> = holders.into_iter().map(|n| &pools[n]).collect();
+            for (handle, offset, len) in slots {
+                if trimmed.bytes < enough && self.trim_handle(of, handle, (id, offset, len), &holders, own)? {
+                    trimmed.bytes += len.bytes();
+                    trimmed.segments += 1;
+                }
+            }
+        }
+        if only.is_none() && trimmed.bytes < enough {
+            let before = of.stats().spare;
+            self.release_spares(of);
+            trimmed.bytes += before.saturating_sub(of.stats().spare);
+        }
+        of.forget_retired();
+        Ok(trimmed)
+    }
+
+    /// A handle that may be free, in these pools. Returns whether the device has it back.
+    fn trim_handle(
+        &self,
+        of: &Windows<D>,
+        handle: HandleId,
+        (id, offset, len): (SegmentId, Granules, Granules),
+        pools: &[&Arc<Pool<D>>],
+        own: &Cell<u64>,
+    ) -> DriverResult<bool> {
+        let Ok(handle) = of.lock().begin(handle) else { return Ok(false) };
+        let _transit = self.in_transit.take(own);
+        let mut pieces = Vec::new();
+        for &pool in pools {
+            let mut state = pool.lock();
+            let Some(cuts) = state.cut_free_in(id, offset, len, STEPS) else { break };
+            if !cuts.is_empty() {
+                pool.tighten_longest(&mut state);
+            }
+            pieces.extend(cuts.into_iter().map(|cut| Piece { pool: Arc::clone(pool), cut }));
+        }
+        let gathered: u64 = pieces.iter().map(|p| u64::from(p.cut.len.0)).sum();
+        self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
+        // Beside a driver that panics too: the handle is then nobody's.
+        let _moved = Undo::new(|| {
+            _ = self.moving.fetch_sub(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed)
+        });
+        let pending: Vec<Pending> =
+            pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
+        let whole = laws::is_whole(gathered, len.0.into());
+        let unmapped = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
+            self.unmap_handle(of, &handle, (id, offset)).map(|()| true)
+        } else {
+            Ok(false)
+        };
+        if !matches!(unmapped, Ok(true)) {
+            for p in &pieces {
+                let mut state = p.pool.lock();
+                p.pool.extend(&mut state, &Range::from(&p.cut), p.cut.stamp);
+            }
+            of.lock().put_back(handle);
+            return unmapped;
+        }
+        let gone = self.release_handle(of, handle);
+        if gone && self.is_recording() {
+            let base = of.lock().window(id).map(|w| w.base);
+            base.into_iter().for_each(|base| {
+                self.record(Event::Trim { addr: base.offset(offset), bytes: len.bytes() });
+            });
+        }
+        Ok(gone)
     }
 
     /// How much of each segment is free in these pools, and the indices of the pools that have some of it. Each pool is asked once, in

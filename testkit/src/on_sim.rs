@@ -1,18 +1,26 @@
 //! The simulated device on the bench.
 
 use crate::suite::Bench;
+use millpond::allocator::VirtualMemory;
 use millpond::driver::{DriverResult, Fences};
 use millpond::units::{Addr, GIB};
+use millpond::{Allocator, Config};
 use millpond_sim::{Gate, Launch, Schedule, Sim, SimStream};
 
 /// The simulated device on the bench, both oracles judging.
 #[derive(Debug)]
-pub struct OnSim(Sim);
+pub struct OnSim(Sim, VirtualMemory);
 
 /// A device of 4 GiB with this schedule.
 #[allow(clippy::unnecessary_wraps, reason = "the suite asks for a bench that may not be there")]
 pub fn bench(schedule: Schedule) -> Option<OnSim> {
-    Some(OnSim(Sim::new(4 * GIB).schedule(schedule)))
+    Some(OnSim(Sim::new(4 * GIB).schedule(schedule), VirtualMemory::Never))
+}
+
+/// The same, for allocators with virtual memory beneath their pools.
+#[allow(clippy::unnecessary_wraps, reason = "as `bench`")]
+pub fn bench_with_windows(schedule: Schedule) -> Option<OnSim> {
+    Some(OnSim(Sim::new(4 * GIB).schedule(schedule), VirtualMemory::Auto))
 }
 
 impl Bench for OnSim {
@@ -21,6 +29,9 @@ impl Bench for OnSim {
 
     fn device(&self) -> &Sim {
         &self.0
+    }
+    fn allocator(&self, config: Config) -> Allocator<Sim> {
+        Allocator::new(self.0.clone(), config.virtual_memory(self.1)).expect("an allocator")
     }
     fn gate(&self, on: &SimStream) -> Gate {
         self.0.gate(on).expect("a gate")

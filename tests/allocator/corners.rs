@@ -10,6 +10,7 @@ use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{Addr, Epoch, GIB, Granules, KIB, MIB, SegmentId};
 use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Error, Growth, Limit, Policy, RawAllocation, Reuse, Trim,
+    VirtualMemory,
 };
 use millpond_sim::{Call, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,6 +47,9 @@ fn every_variable_says_what_the_builder_says() {
         ("MILLPOND_GROWTH", "exact", new().growth(Growth::Exact)),
         ("MILLPOND_DETERMINISTIC", "0", new().deterministic(false)),
         ("MILLPOND_DETERMINISTIC", "1", new().deterministic(true)),
+        ("MILLPOND_VIRTUAL", "auto", new().virtual_memory(VirtualMemory::Auto)),
+        ("MILLPOND_VIRTUAL", "Never", new()),
+        ("MILLPOND_VIRTUAL", "always", new().virtual_memory(VirtualMemory::Always)),
         ("MILLPOND_WAIT_MS", "250", new().bounded_wait(Duration::from_millis(250))),
     ] {
         let found = Config::from_variables(|n| (n == name).then(|| value.to_owned())).unwrap();

@@ -38,7 +38,7 @@ fn stream_ops_seeds() {
     each_seed("stream_ops", |data| {
         let program = millpond_replay::from_fuzz(&data[2..]);
         for (low, schedule) in (0..).zip([0, 64, 97, 98]) {
-            for high in (0..0x80).step_by(4) {
+            for high in (0..=0xFF).step_by(4) {
                 stream_ops::run_with(schedule, high | low, &program);
             }
         }

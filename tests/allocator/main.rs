@@ -13,5 +13,6 @@ mod peaks;
 mod report_pieces;
 mod rows_allocator;
 mod stream_order;
+mod windows;
 
 use millpond_testkit::rig;

@@ -27,7 +27,7 @@ const PACKAGES: &[(&str, &[&str])] = &[
 /// The sources of those packages.
 const SOURCES: &[&str] = &["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src"];
 
-/// Each room of the root package, and of `core` beneath it, which has `laws`, `heap` and `order`, and the rooms it may use, itself apart.
+/// Each room of the root package, and of `core` beneath it, which has `laws`, `heap`, `order` and `physical`, and the rooms it may use, itself apart.
 /// `driver`, `units`, `cuda` and `trace` are the other packages beneath.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("units", &[]),
@@ -41,7 +41,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("laws", &["units"]),
     ("heap", &["units", "laws"]),
     ("order", &["units", "laws"]),
-    ("allocator", &["units", "error", "sync", "time", "report", "trace", "driver", "laws", "heap", "order"]),
+    ("physical", &["units", "order"]),
+    (
+        "allocator",
+        &["units", "error", "sync", "time", "report", "trace", "driver", "laws", "heap", "order", "physical"],
+    ),
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
     ("transfer", &["array", "allocator", "driver", "units", "error", "laws"]),
@@ -78,8 +82,8 @@ const PLACES_OF_SEQUENCE: usize = 10;
 const LONGEST: usize = 700;
 
 /// The most lines of code that the root package may have, by `cargo run -p xtask -- lines`. Who takes code out lowers the number when it is 200
-/// below; who needs more says why what they add is no package's of its own, as docs/decisions/core-package.md did.
-const MOST_LINES: usize = 14_000;
+/// below; who needs more says why what they add is no package's of its own, as docs/decisions/core-package.md and physical-room.md did.
+const MOST_LINES: usize = 14_750;
 
 /// How many files of a package may import each other in a circle: three, and where there are more today, no more than that. A number
 /// here may fall and not rise.

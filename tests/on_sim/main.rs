@@ -5,13 +5,16 @@ mod facts;
 mod scenarios;
 
 use millpond_sim::Schedule;
-use millpond_testkit::on_sim::bench;
+use millpond_testkit::on_sim::{bench, bench_with_windows};
 
 mod early {
     millpond_testkit::conformance!(crate::bench(crate::Schedule::Earliest));
 }
 mod late {
     millpond_testkit::conformance!(crate::bench(crate::Schedule::Latest));
+}
+mod late_with_windows {
+    millpond_testkit::conformance!(crate::bench_with_windows(crate::Schedule::Latest));
 }
 mod random {
     millpond_testkit::conformance!(crate::bench(crate::Schedule::Random(7)));

@@ -447,6 +447,13 @@ impl Bins {
         }
     }
 
+    /// The chunks of the own bin of what is sought and of all above it.
+    pub(super) fn own_and_above(&self, sought: &Sought<'_>) -> impl Iterator<Item = u32> + '_ {
+        let occupied = |bin: Bin| Some(self.occupied_from(bin)).filter(|bin| !bin.is_end());
+        let own = occupied(Bin::of(sought.kind, sought.len));
+        core::iter::successors(own, move |&bin| occupied(bin.next())).flat_map(|bin| self.ids(bin))
+    }
+
     /// A chunk so long that it fits at any address; looks at one.
     pub(super) fn certain(&self, chunks: &[Chunk], sought: &Sought<'_>) -> Option<u32> {
         let bin =

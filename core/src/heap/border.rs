@@ -5,8 +5,9 @@
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 
 use super::bins::Sought;
-use super::chunk::{ChunkId, ChunkState, NIL, Place};
+use super::chunk::{ChunkId, ChunkState, MIXED, NIL, Place, UNIFORM};
 use super::segment::Segment;
+use super::stamps::Units;
 use super::{FreeChunk, Heap, Kind, SegmentView, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
@@ -40,6 +41,8 @@ pub struct Cut {
     pub segment_len: Granules,
     /// The segment's kind.
     pub kind: Kind,
+    /// Of a window, its unit; 0 of a plain segment.
+    pub unit: Granules,
     /// Where the range begins in the segment.
     pub offset: Granules,
     /// How long it is.
@@ -57,8 +60,25 @@ impl Heap {
     /// H6, when `base` or `len` are no whole granules, the segment is known already, leaves the address space or
     /// overlaps another one.
     pub fn add_segment(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind) {
-        let slot =
-            self.segments.insert(Segment { id, base, len: len.0, kind, sentinel: NIL, free: 0, here: 0 });
+        self.add_window(id, base, len, kind, Granules::ZERO);
+    }
+
+    /// Adds a window, a segment whose memory comes and goes in units of `unit` granules; 0 for a plain segment. None of it is here yet.
+    ///
+    /// # Panics
+    /// H6, as [`Heap::add_segment`], and when `unit` is no power of two or `len` no multiple of it.
+    pub fn add_window(&mut self, id: SegmentId, base: Addr, len: Granules, kind: Kind, unit: Granules) {
+        let slot = self.segments.insert(Segment {
+            id,
+            base,
+            len: len.0,
+            kind,
+            unit: unit.0,
+            units: Units::new(),
+            sentinel: NIL,
+            free: 0,
+            here: 0,
+        });
         let sentinel = self.chunks.sentinel(slot, id);
         let first = self.chunks.fresh(slot, Place::new(id, 0), len.0, ChunkState::Absent, Epoch::COMPLETE);
         for (one, other) in [(sentinel, first), (first, sentinel)] {
@@ -138,7 +158,7 @@ impl Heap {
     }
 
     /// Whether a chunk contains all of `[offset, offset + len)`, which is not empty.
-    fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
+    pub(super) fn covers(&self, id: u32, offset: u32, len: u32) -> bool {
         let chunk = &self.chunks[id];
         len > 0 && offset >= chunk.offset() && u64::from(offset) + u64::from(len) <= u64::from(chunk.end())
     }
@@ -211,7 +231,10 @@ impl Heap {
             self.chunks[id].offset()
         );
         let piece = if state == Some(ChunkState::Free) {
-            self.detach_free(id, offset, len)
+            let mixed = self.chunks[id].tag;
+            let piece = self.detach_free(id, offset, len);
+            self.chunks[piece].tag = mixed;
+            piece
         } else {
             self.detach_in_flight(id, offset, len)
         };
@@ -272,20 +295,23 @@ impl Heap {
     fn depart(&mut self, id: u32) -> Cut {
         let chunk = &mut self.chunks[id];
         let segment = &mut self.segments[chunk.segment];
+        let is_mixed = chunk.is(ChunkState::Free) && chunk.tag == MIXED;
+        let stamp = if is_mixed { segment.stamp_of(chunk, chunk.offset(), chunk.len) } else { chunk.stamp };
         let cut = Cut {
             segment: segment.id,
             base: segment.base,
             segment_len: Granules(segment.len),
             kind: segment.kind,
+            unit: Granules(segment.unit),
             offset: Granules(chunk.offset()),
             len: Granules(chunk.len),
             addr: segment.base.offset(Granules(chunk.offset())),
-            stamp: chunk.stamp,
+            stamp,
         };
         chunk.state = Some(ChunkState::Absent);
         chunk.stamp = Epoch::COMPLETE;
         chunk.requested = 0;
-        chunk.tag = 0;
+        chunk.tag = UNIFORM;
         segment.here -= chunk.len;
         self.totals.owned -= u64::from(chunk.len);
         let (prev, next) = (chunk.prev, chunk.next);
@@ -293,11 +319,16 @@ impl Heap {
             self.absent.remove(&(cut.segment, self.chunks[next].offset()));
             self.chunks.absorb(id, next);
         }
-        if self.chunks[prev].is(ChunkState::Absent) {
+        let id = if self.chunks[prev].is(ChunkState::Absent) {
             self.chunks.absorb(prev, id);
+            prev
         } else {
             self.absent.insert((cut.segment, cut.offset.0), id);
-        }
+            id
+        };
+        let absent = &self.chunks[id];
+        let segment = &mut self.segments[absent.segment];
+        segment.forget(&(cut.offset.0..cut.offset.0 + cut.len.0), &(absent.offset()..absent.end()));
         cut
     }
 }

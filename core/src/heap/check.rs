@@ -4,7 +4,7 @@
 //! It does not know what the heap was requested to do; a model in the tests does.
 
 use super::bins::Bin;
-use super::chunk::{ChunkState, NIL};
+use super::chunk::{ChunkState, MIXED, NIL, UNIFORM};
 use super::{Heap, Kind};
 use crate::units::{Epoch, GRANULE_BYTES};
 
@@ -23,7 +23,7 @@ struct Count {
 }
 
 impl Heap {
-    /// Checks all laws H1 to H9 (H7 is checked wherever a handle is used). For tests, after every step, and for
+    /// Checks all laws H1 to H10 (H7 is checked wherever a handle is used). For tests, after every step, and for
     /// debugging; its cost is the number of chunks.
     ///
     /// # Panics
@@ -104,6 +104,8 @@ impl Heap {
             match c.state {
                 Some(ChunkState::Free) => {
                     law!(H3, c.bin != Bin::NONE, "chunk {at} is free but in no bin");
+                    let known = c.tag == UNIFORM || c.tag == MIXED && s.unit > 0;
+                    law!(H10, known, "chunk {at} is free but has the tag {} in segment {}", c.tag, s.id.0);
                     count.free += len;
                     count.free_chunks += 1;
                     free += len;
@@ -124,6 +126,14 @@ impl Heap {
                         H9,
                         c.stamp == Epoch::COMPLETE && c.requested == 0,
                         "chunk {at} is Absent but remembers"
+                    );
+                    let away = if s.unit == 0 { 0..0 } else { s.inside(c.offset(), c.len) };
+                    let stamp = s.units.latest(&away);
+                    law!(
+                        H10,
+                        stamp == Epoch::COMPLETE,
+                        "units of chunk {at} are away but used up to {}",
+                        stamp.0
                     );
                     count.absent_chunks += 1;
                 }

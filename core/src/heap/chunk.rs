@@ -14,6 +14,10 @@ use core::ops::{Index, IndexMut};
 
 /// The first slot, which never has a chunk: no bytes, in no segment.
 pub(super) const NOBODY: u32 = 0;
+/// The tag of a free chunk whose bytes all entered with its stamp.
+pub(super) const UNIFORM: u32 = 0;
+/// The tag of a free chunk of a window whose bytes entered with different stamps, which its units have.
+pub(super) const MIXED: u32 = 1;
 /// The maximum number of slots of a heap: a bin's link has a number too.
 const MOST: u32 = u32::MAX - 4096;
 /// The end of the list of vacant slots: no slot has this number.
@@ -109,6 +113,7 @@ pub(super) struct Chunk {
     /// next vacant one.
     pub(super) prev: u32,
     pub(super) next: u32,
+    /// The caller's number; while it is free, whether it is mixed ([`super::units`]).
     pub(super) tag: u32,
     /// The bin that it is in.
     pub(super) bin: Bin,
@@ -296,13 +301,14 @@ impl Slab {
     pub(super) fn split(&mut self, id: u32, at: u32) -> u32 {
         let low = &mut self[id];
         let (len, next, segment, place) = (low.len, low.next, low.segment, low.place);
-        let (state, stamp) = (low.state, low.stamp);
+        let (state, stamp, tag) = (low.state, low.stamp, low.tag);
         law!(H1, 0 < at && at < len, "chunk {id} of {len} granules cannot be split at {at}");
         let Some(state) = state else { super::broken("H9", format_args!("chunk {id} is vacant but split")) };
         low.len = at;
         let stamp = laws::split_stamp(stamp);
         let rest = self.fresh(segment, place.beyond(at), len - at, state, stamp);
         self[id].next = rest;
+        self[rest].tag = tag;
         self[rest].prev = id;
         self[rest].next = next;
         let after = &mut self[next];
@@ -363,7 +369,6 @@ pub(super) fn cut_front(chunks: &mut [Chunk], vacant: &mut u32, id: u32, len: u3
     slot.prev = prev;
     slot.next = id;
     slot.bin = Bin::NONE;
-    slot.tag = 0;
     slot.stamp = stamp;
     slot.state = Some(ChunkState::Free);
     let on = core::mem::replace(&mut chunks[prev as usize].next, front);

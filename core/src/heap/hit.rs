@@ -295,6 +295,9 @@ impl Heap {
             self.totals.free_chunks += 1;
             return Given { len: Granules(len), kind, free: ChunkId(id), free_len: Granules(len) };
         }
+        if segment.unit != 0 {
+            segment.keep_stamps(chunks, id, stamp);
+        }
         let mut stamp = stamp;
         if before & behind {
             bins.leave(chunks, next);
@@ -378,6 +381,7 @@ fn mark_allocated(
     chunk.state = Some(ChunkState::Allocated);
     chunk.generation = chunk.generation.wrapping_add(1);
     chunk.requested = requested;
+    chunk.tag = 0;
     let segment = &mut segments[chunk.segment];
     segment.free -= chunk.len;
     totals.allocations += 1;

@@ -44,6 +44,8 @@
 //! * **H8** `largest_free(kind) ≥ len(c)` for every Free `c` of that kind, and one such `c` is in the same bin.
 //! * **H9** a vacant slot is linked only in the list of vacant slots, once; an Absent chunk has no bytes here, and
 //!   the index of Absent chunks has exactly those, each under its segment and offset.
+//! * **H10** a part of a Free `c` has a stamp ([`Heap::stamp_of`]) that is no earlier than that of any entry of its bytes, and no later than
+//!   `stamp(c)`; a unit of a window that is all Absent has none.
 //!
 //! [`Heap::check`] checks all of them. The O(1) parts whose breach would give one byte two owners (H1 at splits and
 //! merges, H3 and H4 where a chunk enters or leaves a bin, H7 at each handle) are checked in release builds too.
@@ -69,15 +71,19 @@ mod check;
 mod chunk;
 mod handle;
 mod hit;
+mod runs;
 mod segment;
 mod snapshot;
+mod stamps;
 #[cfg(test)]
 mod tests;
+mod units;
 
 pub use border::{Cut, Found};
 pub use chunk::{ChunkId, ChunkState};
 pub use handle::ChunkView;
 pub use hit::{Request, Taken};
+pub use runs::{Hole, Run};
 pub use segment::SegmentView;
 pub use snapshot::{FreeRange, RangeMap, Ripe, SegmentMap, Snapshot, Stats};
 

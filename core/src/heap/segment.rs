@@ -6,6 +6,7 @@
 
 use super::Kind;
 use super::chunk::Chunk;
+use super::stamps::Units;
 use crate::units::{Addr, GRANULE_BYTES, Granules, SegmentId};
 use core::ops::{Index, IndexMut};
 
@@ -18,6 +19,10 @@ pub(super) struct Segment {
     pub(super) base: Addr,
     pub(super) len: u32,
     pub(super) kind: Kind,
+    /// Of a window, the granules that its memory comes and goes in; 0 in a plain segment.
+    pub(super) unit: u32,
+    /// Of a window, the stamps of its units.
+    pub(super) units: Units,
     /// The record before its first chunk and behind its last.
     pub(super) sentinel: u32,
     /// Granules that are free here.
@@ -95,6 +100,14 @@ impl Segments {
             segment.id.0,
             segment.base,
             segment.len
+        );
+        law!(
+            H6,
+            segment.unit == 0 || segment.unit.is_power_of_two() && segment.len.is_multiple_of(segment.unit),
+            "window {} of {} granules does not consist of whole units of {}",
+            segment.id.0,
+            segment.len,
+            segment.unit
         );
         let place = self.by_base.partition_point(|e| e.0 < segment.base);
         let neighbours = &self.by_base[place.saturating_sub(1)..(place + 1).min(self.by_base.len())];

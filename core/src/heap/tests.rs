@@ -127,6 +127,81 @@ fn a_cut_that_leaves_a_chunk_in_its_bin_does_not_move_it() {
 }
 
 #[test]
+fn a_range_is_sought_from_what_is_away_on_both_sides() {
+    // Forty chunks taken between two ranges that are away: as many looks as to the nearer one, and one for each chunk inside.
+    let mut heap = heap(100);
+    heap.cut_free_in(S, Granules(0), Granules(20), 1).expect("all of it is free");
+    let taken: Vec<Taken> = (0..40).map(|_| take(&mut heap, 1)).collect();
+    heap.cut_free_in(S, Granules(80), Granules(20), 4).expect("the end is free");
+    for t in [&taken[2], &taken[38]] {
+        give(&mut heap, t);
+    }
+    let gone = |heap: &mut Heap, offset, steps| {
+        heap.cut_free_in(S, Granules(offset), Granules(1), steps).map(|cuts| cuts.len())
+    };
+    assert_eq!(gone(&mut heap, 22, 2), None, "too far from either side");
+    assert_eq!(gone(&mut heap, 58, 3), None);
+    assert_eq!(gone(&mut heap, 22, 4), Some(1));
+    assert_eq!(gone(&mut heap, 58, 4), Some(1));
+    assert_eq!(gone(&mut heap, 30, 100), None, "it is allocated");
+    assert_eq!(gone(&mut heap, 22, 2), Some(0), "it is away");
+    heap.check();
+}
+
+#[test]
+fn parts_keep_their_stamps_where_chunks_merge() {
+    let mut heap = Heap::new();
+    heap.add_window(S, Addr(0x10_0000), Granules(128), Kind::Large, Granules(16));
+    let whole = heap.extend(S, Granules(0), Granules(128), Epoch(3)).chunk;
+    assert_eq!(heap.segments[0].units.written(), 0, "one stamp is no reason to write any");
+    let taken = [16, 16, 8].map(|len| take(&mut heap, len));
+    heap.give(taken[0].chunk(), taken[0].generation(), Epoch(7));
+    heap.give(taken[2].chunk(), taken[2].generation(), Epoch(9));
+    let free: Vec<_> = heap.free_at_least(Kind::Large, Granules(1)).collect();
+    assert_eq!(
+        free.iter().map(|f| (f.offset.0, f.len.0, f.stamp.0)).collect::<Vec<_>>(),
+        [(32, 96, 9), (0, 16, 7)]
+    );
+    let of = |heap: &Heap, offset, len| heap.stamp_of(whole, Granules(offset), Granules(len)).0;
+    assert_eq!([of(&heap, 32, 1), of(&heap, 47, 1), of(&heap, 48, 80), of(&heap, 32, 96)], [9, 9, 3, 9]);
+    let found = heap.find_part(&Want::new(Granules(40), Kind::Large), 99, |stamp| stamp < Epoch(9));
+    let found = found.map(|f| (f.offset.0, f.len.0, f.at.0, f.stamp.0));
+    assert_eq!(found, Some((48, 80, 48, 3)), "what the chunk's own stamp hides");
+    assert_eq!(heap.find_part(&Want::new(Granules(40), Kind::Large), 3, |stamp| stamp < Epoch(9)), None);
+    assert_eq!(heap.cut(whole, Granules(64), Granules(32)).stamp, Epoch(3));
+    heap.give(taken[1].chunk(), taken[1].generation(), Epoch(4));
+    heap.check();
+    assert_eq!(heap.cut_free_of(S).iter().map(|cut| cut.stamp.0).collect::<Vec<_>>(), [9, 3]);
+    heap.check();
+    assert_eq!(heap.extend(S, Granules(0), Granules(128), Epoch(1)).stamp, Epoch(1));
+    assert_eq!(heap.segments[0].units.written(), 0, "nothing is left of what is away");
+}
+
+#[test]
+fn a_long_range_is_written_between_units_that_have_its_stamp() {
+    let mut heap = Heap::new();
+    heap.add_window(S, Addr(0x10_0000), Granules(128), Kind::Large, Granules(16));
+    heap.extend(S, Granules(0), Granules(128), Epoch(1));
+    let [a, b, long, c, d] = [4, 4, 64, 4, 4].map(|len| take(&mut heap, len));
+    for (t, stamp) in [(a, 2), (b, 9), (d, 9), (c, 9), (long, 9)] {
+        heap.give(t.chunk(), t.generation(), Epoch(stamp));
+    }
+    let whole = heap.free_at_least(Kind::Large, Granules(128)).next().expect("all of it is free again").chunk;
+    let of = |offset, len| heap.stamp_of(whole, Granules(offset), Granules(len)).0;
+    assert_eq!([of(0, 1), of(16, 16), of(32, 16), of(48, 16), of(79, 1), of(80, 48)], [9, 9, 9, 9, 9, 1]);
+}
+
+#[test]
+fn pieces_of_one_chunk_are_cut_from_its_end_on() {
+    let mut heap = heap(100);
+    let chunk = heap.free_at_least(Kind::Large, Granules(100)).next().expect("all of it is free");
+    for offset in [72, 40, 8] {
+        assert_eq!(heap.cut(chunk.chunk, Granules(offset), Granules(8)).offset, Granules(offset));
+    }
+    heap.check();
+}
+
+#[test]
 fn slots_are_reused() {
     let mut heap = heap(64);
     for round in 0..1000 {

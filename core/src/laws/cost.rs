@@ -146,6 +146,15 @@ pub fn unclaims() -> bool {
     !mutant!(UnclaimForgotten)
 }
 
+/// How long the handles are at most that fill large requests, in bytes: a 256th of what is reserved, so that handles are few, and one of
+/// which a part is live keeps little else from the device; a power of two, whole units, and 64 MiB at most.
+#[inline]
+pub fn handle_bytes(reserved: u64, unit: u64) -> u64 {
+    const MOST: u64 = 64 << 20;
+    let share = (reserved / 256).clamp(1, MOST);
+    unit.max(1 << share.ilog2())
+}
+
 /// How many records a report looks at in one hold of a pool's lock.
 #[inline]
 pub fn piece(records: usize) -> usize {

@@ -1,7 +1,8 @@
 //! The state machine: random programs over two heaps that share segments, each step predicted exactly by the naive
 //! heap; every law is walked and the bytes' contents compared after each step.
 
-use super::naive::{Ask, Pool, Range, Spec, Spot, What};
+use super::naive::{Ask, Hole, Piece, Pool, Range, Run, Spec, Spot, What, bin};
+use super::windows::{assert_pieces, check_parts};
 use millpond_core::heap::{ChunkId, ChunkState, Cut, Heap, Kind, SegmentMap, Taken, Want};
 use millpond_driver::units::{Addr, Epoch, Granules, SegmentId};
 use proptest::prelude::*;
@@ -9,17 +10,18 @@ use proptest::sample::select;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 use std::collections::BTreeMap;
 
-/// The segments there can be. The first two touch; the third begins at an odd granule.
-const SPECS: [Spec; 5] = [
-    Spec { id: 0, base: 2048, len: 256, kind: Kind::Large },
-    Spec { id: 1, base: 2304, len: 192, kind: Kind::Large },
-    Spec { id: 2, base: 4097, len: 128, kind: Kind::Small },
-    Spec { id: 3, base: 1024, len: 64, kind: Kind::Small },
-    Spec { id: 9, base: 8192, len: 3000, kind: Kind::Large },
+/// The segments there can be. The first two touch; the third begins at an odd granule. Three are windows.
+pub(crate) const SPECS: [Spec; 6] = [
+    Spec { id: 0, base: 2048, len: 256, kind: Kind::Large, unit: 16 },
+    Spec { id: 1, base: 2304, len: 192, kind: Kind::Large, unit: 0 },
+    Spec { id: 2, base: 4097, len: 128, kind: Kind::Small, unit: 8 },
+    Spec { id: 3, base: 1024, len: 64, kind: Kind::Small, unit: 0 },
+    Spec { id: 4, base: 4352, len: 192, kind: Kind::Large, unit: 16 },
+    Spec { id: 9, base: 8192, len: 3000, kind: Kind::Large, unit: 0 },
 ];
 
 #[derive(Clone, Debug)]
-enum Op {
+pub(crate) enum Op {
     /// Bytes that no heap has arrive in a pool.
     Grow {
         pool: usize,
@@ -77,26 +79,44 @@ enum Op {
     Trim {
         segment: usize,
     },
+    /// A pool is filled up where that takes the fewest bytes, and takes there. Of the units that nobody has, those of `not` are no holes.
+    Fill {
+        pool: usize,
+        ask: Ask,
+        not: u16,
+        stamp: u64,
+    },
+    /// Units go back to the device that nobody uses.
+    Gather {
+        segment: usize,
+        unit: u32,
+        units: u32,
+    },
 }
 
 /// What the naive heap says that the operation just done returns.
 #[derive(Clone, Debug)]
-enum Expected {
+pub(crate) enum Expected {
     Nothing,
     Took(u32, Option<Spot>),
-    Found(Option<Spot>),
+    /// And between what the stamp of what leaves is.
+    Found(Option<(Spot, (u64, u64))>),
     /// Offsets, lengths and stamps of what left each pool.
-    Left([Vec<(u32, u32, u64)>; 2]),
+    Left([Vec<Piece>; 2]),
+    /// Which holes there were, where the pool is to be filled up, the handle, and where that begins and its stamp.
+    Filled(Vec<Hole>, Option<(Run, u32, u32, u64)>),
+    /// The same, until one has some in use.
+    Gathered(Vec<Option<Vec<Piece>>>),
 }
 
 #[derive(Clone, Debug)]
-struct State {
+pub(crate) struct State {
     pools: [Pool; 2],
     handles: u32,
     expected: Expected,
 }
 
-struct Naive;
+pub(crate) struct Naive;
 
 fn stamp() -> impl Strategy<Value = u64> {
     0_u64..10
@@ -116,6 +136,21 @@ impl State {
                 .iter()
                 .all(|r| r.what == What::Absent || r.offset >= offset + len || r.offset + r.len <= offset)
         })
+    }
+    /// The windows' stretches of units that no pool has, a unit for each bit of `not` left out now and then.
+    fn holes(&self, not: u16) -> Vec<Hole> {
+        let mut holes: Vec<Hole> = Vec::new();
+        for s in SPECS.iter().filter(|s| s.unit > 0) {
+            for offset in (0..s.len).step_by(s.unit as usize) {
+                if self.unowned(s.id, offset, s.unit) && not >> (offset / s.unit % 16) & 1 == 0 {
+                    match holes.last_mut() {
+                        Some(last) if (last.0, last.1 + last.2) == (s.id, offset) => last.2 += s.unit,
+                        _ => holes.push((s.id, offset, s.unit)),
+                    }
+                }
+            }
+        }
+        holes
     }
     fn handles_of(&self, in_flight: bool) -> Vec<(usize, u32)> {
         let of = |p: usize| self.pools[p].live.keys().map(move |&h| (p, h));
@@ -156,8 +191,23 @@ impl ReferenceStateMachine for Naive {
             |(from, ask, more, steps, odd, stamp)| Op::Migrate { from, ask, more, steps, odd, stamp },
         );
         let trim = (0..SPECS.len()).prop_map(|segment| Op::Trim { segment });
-        let mut all: Vec<(u32, BoxedStrategy<Op>)> =
-            vec![(2, grow.boxed()), (8, take.boxed()), (1, migrate.boxed()), (1, trim.boxed())];
+        let fill = (0_usize..2, ask(), any::<[u16; 2]>(), stamp()).prop_map(|(pool, ask, [a, b], stamp)| {
+            let ask = Ask { align: ask.align.min(8), ..ask };
+            Op::Fill { pool, ask, not: a & b, stamp }
+        });
+        let gather = (0..SPECS.len(), any::<[u16; 2]>()).prop_map(|(segment, [a, b])| {
+            let all = SPECS[segment].len / SPECS[segment].unit.max(8);
+            let unit = u32::from(a) % all;
+            Op::Gather { segment, unit, units: 1 + u32::from(b) % (all - unit).min(4) }
+        });
+        let mut all: Vec<(u32, BoxedStrategy<Op>)> = vec![
+            (2, grow.boxed()),
+            (8, take.boxed()),
+            (1, migrate.boxed()),
+            (1, trim.boxed()),
+            (3, fill.boxed()),
+            (2, gather.boxed()),
+        ];
         let allocated = state.handles_of(false);
         if !allocated.is_empty() {
             let one = select(allocated);
@@ -209,7 +259,11 @@ impl ReferenceStateMachine for Naive {
                 let ranges = state.pools[from].free_ranges(segment);
                 ranges.iter().any(|r| r.offset <= offset && offset + len <= r.offset + r.len)
             }
-            Op::Take { .. } | Op::Migrate { .. } | Op::Trim { .. } => true,
+            // A run is looked for behind a take that missed.
+            Op::Fill { pool, ask, .. } => {
+                state.pools[pool].seek(ask, ask.kind, usize::MAX, |_| true).is_none()
+            }
+            Op::Take { .. } | Op::Migrate { .. } | Op::Trim { .. } | Op::Gather { .. } => true,
         }
     }
 
@@ -230,11 +284,13 @@ impl ReferenceStateMachine for Naive {
             Op::Tag { pool, handle, tag } => state.pools[pool].live.get_mut(&handle).unwrap().tag = tag,
             Op::Migrate { from, ask, more, steps, odd, stamp } => {
                 let spot = state.pools[from].seek(ask, ask.kind, steps, |s| !odd || s % 2 == 1);
-                if let Some(s) = spot {
+                let spot = spot.map(|s| {
                     let len = (ask.len + more).min(s.offset + s.len - s.at);
+                    let bounds = state.pools[from].bounds(s.segment, s.at, len, s.stamp);
                     state.pools[from].cut(s.segment, s.at, len);
                     state.arrive(1 - from, s.segment, s.at, len, stamp);
-                }
+                    (s, bounds)
+                });
                 state.expected = Expected::Found(spot);
             }
             Op::Move { from, segment, offset, len, stamp } => {
@@ -249,16 +305,48 @@ impl ReferenceStateMachine for Naive {
             Op::Trim { segment } => {
                 let id = SPECS[segment].id;
                 let left = |pool: &mut Pool| {
+                    let stamp = |r: &Range| if let What::Free { stamp, .. } = r.what { stamp } else { 0 };
                     let gone = pool.free_ranges(id);
-                    for r in &gone {
-                        pool.cut(id, r.offset, r.len);
+                    let gone =
+                        gone.iter().map(|r| (r.offset, r.len, pool.bounds(id, r.offset, r.len, stamp(r))));
+                    let gone: Vec<_> = gone.collect();
+                    for &(offset, len, _) in &gone {
+                        pool.cut(id, offset, len);
                     }
                     pool.forget(id);
-                    let stamp = |r: &Range| if let What::Free { stamp, .. } = r.what { stamp } else { 0 };
-                    gone.iter().map(|r| (r.offset, r.len, stamp(r))).collect()
+                    gone
                 };
                 let [a, b] = &mut state.pools;
                 state.expected = Expected::Left([left(a), left(b)]);
+            }
+            Op::Fill { pool, ask, not, stamp } => {
+                let mut holes = state.holes(not);
+                // A window that the pool does not know yet is added when memory comes in.
+                holes.retain(|h| state.pools[pool].segments.contains_key(&h.0));
+                let best = state.pools[pool].runs(ask, &holes).min_by_key(Run::key);
+                let filled = best.map(|run| {
+                    for &(offset, len) in &run.missing {
+                        state.arrive(pool, run.segment, offset, len, stamp);
+                    }
+                    state.handles += 1;
+                    let (begin, stamp) = state.pools[pool].take_at(ask, run.segment, run.at, state.handles);
+                    (run, state.handles, begin, stamp)
+                });
+                state.expected = Expected::Filled(holes, filled);
+            }
+            Op::Gather { segment, unit, units } => {
+                let Spec { id, unit: granules, .. } = SPECS[segment];
+                let (offset, len) = (unit * granules.max(8), units * granules.max(8));
+                let mut gathered = Vec::new();
+                for pool in &mut state.pools {
+                    let cuts = pool.cut_free_in(id, offset, len);
+                    let goes_on = cuts.is_some();
+                    gathered.push(cuts);
+                    if !goes_on {
+                        break;
+                    }
+                }
+                state.expected = Expected::Gathered(gathered);
             }
         }
         state
@@ -266,18 +354,18 @@ impl ReferenceStateMachine for Naive {
 }
 
 /// The heaps, the handles they gave out, and memory: one number a granule, the handle that wrote it last.
-struct Real {
-    heaps: [Heap; 2],
-    taken: BTreeMap<u32, Taken>,
+pub(crate) struct Real {
+    pub(crate) heaps: [Heap; 2],
+    pub(crate) taken: BTreeMap<u32, Taken>,
     memory: BTreeMap<u32, Vec<u32>>,
 }
 
-fn want(ask: Ask) -> Want {
+pub(crate) fn want(ask: Ask) -> Want {
     Want { len: Granules(ask.len), align: Granules(ask.align), kind: ask.kind }
 }
 
 impl Real {
-    fn bytes(&mut self, segment: SegmentId, offset: Granules, len: Granules) -> &mut [u32] {
+    pub(crate) fn bytes(&mut self, segment: SegmentId, offset: Granules, len: Granules) -> &mut [u32] {
         let memory = self.memory.get_mut(&segment.0).unwrap();
         &mut memory[offset.0 as usize..(offset.0 + len.0) as usize]
     }
@@ -290,7 +378,8 @@ impl Real {
     fn arrive(&mut self, pool: usize, cut: &Cut, stamp: u64) {
         let heap = &mut self.heaps[pool];
         if !heap.has_segment(cut.segment) {
-            heap.add_segment(cut.segment, cut.base, cut.segment_len, cut.kind);
+            let unit = SPECS.iter().find(|s| s.id == cut.segment.0).unwrap().unit;
+            heap.add_window(cut.segment, cut.base, cut.segment_len, cut.kind, Granules(unit));
         }
         let free = heap.extend(cut.segment, cut.offset, cut.len, Epoch(stamp));
         assert!(free.offset <= cut.offset && free.stamp >= Epoch(stamp));
@@ -313,11 +402,11 @@ impl Real {
 }
 
 /// What left says the truth about its segment, and has its stamp.
-fn assert_cut(cut: &Cut, stamp: u64) {
+pub(crate) fn assert_cut(cut: &Cut, (low, high): (u64, u64)) {
     let spec = SPECS.iter().find(|s| s.id == cut.segment.0).unwrap();
     assert_eq!((cut.base, cut.segment_len, cut.kind), (Addr(spec.base * 512), Granules(spec.len), spec.kind));
     assert_eq!(cut.addr, cut.base.offset(cut.offset));
-    assert_eq!(cut.stamp, Epoch(stamp));
+    assert!(low <= cut.stamp.0 && cut.stamp.0 <= high, "{cut:?} is not between {low} and {high}");
 }
 
 impl StateMachineTest for Real {
@@ -336,7 +425,7 @@ impl StateMachineTest for Real {
                 let (id, base) = (SegmentId(s.id), Addr(s.base * 512));
                 let heap = &mut real.heaps[pool];
                 if !heap.has_segment(id) {
-                    heap.add_segment(id, base, Granules(s.len), s.kind);
+                    heap.add_window(id, base, Granules(s.len), s.kind, Granules(s.unit));
                 }
                 heap.extend(id, Granules(offset), Granules(len), Epoch(stamp));
             }
@@ -381,12 +470,12 @@ impl StateMachineTest for Real {
                 let Expected::Found(expected) = state.expected else { unreachable!() };
                 assert_eq!(
                     found.map(|f| (f.segment.0, f.offset.0, f.len.0, f.at.0, f.stamp.0)),
-                    expected.map(|s| (s.segment, s.offset, s.len, s.at, s.stamp))
+                    expected.map(|(s, _)| (s.segment, s.offset, s.len, s.at, s.stamp))
                 );
-                if let Some(f) = found {
+                if let (Some(f), Some((_, bounds))) = (found, expected) {
                     let len = Granules((ask.len + more).min(f.offset.0 + f.len.0 - f.at.0));
                     let cut = real.heaps[from].cut(f.chunk, f.at, len);
-                    assert_cut(&cut, f.stamp.0);
+                    assert_cut(&cut, bounds);
                     real.arrive(1 - from, &cut, stamp);
                 }
             }
@@ -401,7 +490,7 @@ impl StateMachineTest for Real {
                 let v = real.heaps[from].view(t.chunk(), t.generation());
                 let len = v.len.min(Granules(len));
                 let cut = real.heaps[from].cut(t.chunk(), v.offset, len);
-                assert_cut(&cut, v.stamp.0);
+                assert_cut(&cut, (v.stamp.0, v.stamp.0));
                 real.arrive(1 - from, &cut, stamp);
                 if len == v.len {
                     real.taken.remove(&handle);
@@ -412,12 +501,13 @@ impl StateMachineTest for Real {
                 let Expected::Left(expected) = &state.expected else { unreachable!() };
                 for (heap, expected) in real.heaps.iter_mut().zip(expected) {
                     let left = heap.cut_free_of(id);
-                    let left: Vec<_> = left.iter().map(|c| (c.offset.0, c.len.0, c.stamp.0)).collect();
-                    assert_eq!(&left, expected);
+                    assert_pieces(&left, expected);
                     let empty = heap.segments().all(|s| s.id != id || s.here == Granules::ZERO);
                     assert_eq!(heap.remove_segment(id), empty);
                 }
             }
+            Op::Fill { pool, ask, stamp, .. } => real.fill(pool, ask, stamp, &state.expected),
+            Op::Gather { segment, unit, units } => real.gather(segment, unit, units, &state.expected),
         }
         real
     }
@@ -428,6 +518,7 @@ impl StateMachineTest for Real {
             heap.check();
             let snapshot = heap.snapshot();
             compare(&snapshot.segments, pool);
+            check_parts(heap, pool);
             let [free, allocated, in_flight] = pool.sums().map(|n| n * 512);
             let totals = snapshot.stats;
             assert_eq!([totals.free, totals.allocated, totals.in_flight], [free, allocated, in_flight]);
@@ -448,6 +539,18 @@ impl StateMachineTest for Real {
             assert_eq!(pieces.len() as u64, snapshot.stats.free_chunks, "each once, three records at a time");
             assert!(totals.largest_free_bound >= snapshot.largest_free.bytes());
             assert!(totals.steps_max <= 32);
+            for (kind, len) in Kind::ALL.into_iter().flat_map(|kind| [(kind, 1), (kind, 19), (kind, 64)]) {
+                let all = SPECS.iter().filter(|s| s.kind == kind);
+                let all =
+                    all.flat_map(|s| pool.free_ranges(s.id).into_iter().map(|r| (s.id, r.offset, r.len)));
+                let mut long: Vec<_> = all.filter(|f| f.2 >= len).collect();
+                let found = heap.free_at_least(kind, Granules(len));
+                let mut found: Vec<_> = found.map(|f| (f.segment.0, f.offset.0, f.len.0)).collect();
+                assert!(found.windows(2).all(|f| bin(f[0].2) >= bin(f[1].2)), "the longest first: {found:?}");
+                long.sort_unstable();
+                found.sort_unstable();
+                assert_eq!(found, long);
+            }
             for s in SPECS {
                 let free: u32 = pool.free_ranges(s.id).iter().map(|r| r.len).sum();
                 let known = heap.segments().find(|known| known.id == SegmentId(s.id));

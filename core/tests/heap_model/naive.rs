@@ -26,6 +26,29 @@ pub(crate) struct Spec {
     pub(crate) base: u64,
     pub(crate) len: u32,
     pub(crate) kind: Kind,
+    /// Of a window, what its memory comes and goes in; 0 of a plain segment.
+    pub(crate) unit: u32,
+}
+
+/// A free piece that left: where, how long, and between what its stamp is.
+pub(crate) type Piece = (u32, u32, (u64, u64));
+
+/// Units of a window with no memory behind them: the window's number, where, how long.
+pub(crate) type Hole = (u32, u32, u32);
+
+/// Where a request is to be filled up: the window's number, where the request would lie, and what is missing there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Run {
+    pub(crate) segment: u32,
+    pub(crate) at: u32,
+    pub(crate) missing: Vec<(u32, u32)>,
+}
+
+impl Run {
+    /// What is compared: bytes, parts, place of what is missing.
+    pub(crate) fn key(&self) -> (u32, usize, u32, u32) {
+        (self.missing.iter().map(|m| m.1).sum(), self.missing.len(), self.segment, self.missing[0].0)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +81,10 @@ pub(crate) struct Live {
 pub(crate) struct Pool {
     pub(crate) segments: BTreeMap<u32, (Spec, Vec<Range>)>,
     pub(crate) live: BTreeMap<u32, Live>,
+    /// With which stamp each granule entered last, by segment and offset.
+    entries: BTreeMap<(u32, u32), u64>,
+    /// The latest stamp with which any of a window's unit entered since it was last away, by window and number.
+    units: BTreeMap<(u32, u32), u64>,
     clock: u64,
 }
 
@@ -211,6 +238,90 @@ impl Pool {
         Some(spot)
     }
 
+    /// A range entered with this stamp.
+    fn stamp(&mut self, segment: u32, offset: u32, len: u32, stamp: u64) {
+        let unit = self.segments[&segment].0.unit;
+        for granule in offset..offset + len {
+            self.entries.insert((segment, granule), stamp);
+            if let Some(unit) = granule.checked_div(unit) {
+                let latest = self.units.entry((segment, unit)).or_default();
+                *latest = stamp.max(*latest);
+            }
+        }
+    }
+
+    /// No earlier and no later than what may the stamp of a part be of a free range with this stamp.
+    pub(crate) fn bounds(&self, segment: u32, offset: u32, len: u32, stamp: u64) -> (u64, u64) {
+        let unit = self.segments[&segment].0.unit;
+        if unit == 0 {
+            return (stamp, stamp);
+        }
+        let entries = (offset..offset + len).map(|granule| self.entries[&(segment, granule)]);
+        let units = (offset / unit..(offset + len).div_ceil(unit)).map(|unit| self.units[&(segment, unit)]);
+        (entries.max().unwrap(), units.max().unwrap().min(stamp))
+    }
+
+    /// Every place of a window for `ask`, each granule of which is free or in a hole, by what it misses there; none that misses nothing.
+    pub(crate) fn runs<'a>(&'a self, ask: Ask, holes: &'a [Hole]) -> impl Iterator<Item = Run> + 'a {
+        let windows = self.segments.values().filter(move |(s, _)| s.kind == ask.kind && s.unit > 0);
+        windows.flat_map(move |(spec, ranges)| {
+            let holes: Vec<_> = holes.iter().filter(|h| h.0 == spec.id).map(|h| (h.1, h.1 + h.2)).collect();
+            let hole_at = move |at: u32| holes.iter().position(|h| h.0 <= at && at < h.1);
+            let fits = (0..=spec.len.saturating_sub(ask.len))
+                .filter(move |at| (spec.base + u64::from(*at)).is_multiple_of(u64::from(ask.align)));
+            fits.filter_map(move |at| {
+                let mut missing: Vec<(usize, u32, u32)> = Vec::new();
+                for granule in at..at.checked_add(ask.len).filter(|end| *end <= spec.len)? {
+                    if let Some(hole) = hole_at(granule) {
+                        let unit = granule / spec.unit * spec.unit;
+                        match missing.last_mut() {
+                            Some(last) if last.0 == hole => last.2 = unit + spec.unit - last.1,
+                            _ => missing.push((hole, unit, spec.unit)),
+                        }
+                    } else {
+                        let r = ranges.iter().find(|r| r.offset <= granule && granule < r.offset + r.len)?;
+                        matches!(r.what, What::Free { .. }).then_some(())?;
+                    }
+                }
+                let missing: Vec<_> = missing.into_iter().map(|m| (m.1, m.2)).collect();
+                (!missing.is_empty()).then_some(Run { segment: spec.id, at, missing })
+            })
+        })
+    }
+
+    /// Takes from the free range at a place, at its first aligned address.
+    pub(crate) fn take_at(&mut self, ask: Ask, segment: u32, at: u32, handle: u32) -> (u32, u64) {
+        let (spec, ranges) = &self.segments[&segment];
+        let r = ranges.iter().find(|r| r.offset <= at && at < r.offset + r.len).unwrap();
+        let What::Free { stamp, .. } = r.what else { panic!("{r:?} is not free") };
+        let begin = (spec.base + u64::from(r.offset)).next_multiple_of(u64::from(ask.align)) - spec.base;
+        let begin = u32::try_from(begin).unwrap();
+        assert!(begin + ask.len <= r.offset + r.len, "{r:?} does not hold {ask:?}");
+        self.replace(segment, begin, ask.len, What::Allocated { handle, stamp });
+        self.live.insert(handle, Live { requested: u64::from(ask.len) * 512, tag: 0 });
+        (begin, stamp)
+    }
+
+    /// Every free piece of `[offset, offset + len)` leaves; nothing if any of it is in use.
+    pub(crate) fn cut_free_in(&mut self, segment: u32, offset: u32, len: u32) -> Option<Vec<Piece>> {
+        let Some((_, ranges)) = self.segments.get(&segment) else { return Some(Vec::new()) };
+        let mut pieces = Vec::new();
+        for r in ranges.iter().filter(|r| r.offset < offset + len && offset < r.offset + r.len) {
+            let (from, end) = (r.offset.max(offset), (r.offset + r.len).min(offset + len));
+            match r.what {
+                What::Free { stamp, .. } => {
+                    pieces.push((from, end - from, self.bounds(segment, from, end - from, stamp)));
+                }
+                What::Absent => {}
+                _ => return None,
+            }
+        }
+        for &(from, len, _) in &pieces {
+            self.cut(segment, from, len);
+        }
+        Some(pieces)
+    }
+
     /// Where a handle's range is.
     pub(crate) fn place(&self, handle: u32) -> Option<(u32, Range)> {
         self.segments.values().find_map(|(spec, ranges)| {
@@ -222,6 +333,7 @@ impl Pool {
     pub(crate) fn give(&mut self, handle: u32, stamp: u64) {
         let (segment, r) = self.place(handle).unwrap();
         let entered = self.now();
+        self.stamp(segment, r.offset, r.len, stamp);
         self.replace(segment, r.offset, r.len, What::Free { entered, stamp });
         self.live.remove(&handle);
     }
@@ -233,17 +345,29 @@ impl Pool {
 
     pub(crate) fn extend(&mut self, segment: u32, offset: u32, len: u32, stamp: u64) {
         let entered = self.now();
+        self.stamp(segment, offset, len, stamp);
         self.replace(segment, offset, len, What::Free { entered, stamp });
     }
 
     pub(crate) fn cut(&mut self, segment: u32, offset: u32, len: u32) {
+        self.leave(segment, offset, len);
+    }
+
+    /// A range is away; so is every unit that it was the last of.
+    fn leave(&mut self, segment: u32, offset: u32, len: u32) {
         self.replace(segment, offset, len, What::Absent);
+        let (spec, ranges) = &self.segments[&segment];
+        let absent = ranges.iter().find(|r| r.offset <= offset && offset < r.offset + r.len).unwrap();
+        let is_away = |unit: u32| {
+            absent.offset <= unit * spec.unit && (unit + 1) * spec.unit <= absent.offset + absent.len
+        };
+        self.units.retain(|key, _| key.0 != segment || !is_away(key.1));
     }
 
     /// The front of a range in flight leaves; the handle goes with the last of it.
     pub(crate) fn cut_in_flight(&mut self, handle: u32, len: u32) -> (u32, u32) {
         let (segment, r) = self.place(handle).unwrap();
-        self.replace(segment, r.offset, len, What::Absent);
+        self.leave(segment, r.offset, len);
         if r.len == len {
             self.live.remove(&handle);
         }

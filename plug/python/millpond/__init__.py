@@ -303,7 +303,7 @@ class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
     Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
-    ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, wait_ms, captures
+    ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), wait_ms, captures
     ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
     one is a BadArgumentError: make one a device and keep it, not one a task.

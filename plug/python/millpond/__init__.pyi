@@ -62,6 +62,7 @@ class _Options(TypedDict, total=False):
     growth: Literal["rounded", "exact"] | None
     deterministic: bool | None
     scrub: bool | None
+    virtual: Literal["auto", "never", "always"] | None
     wait_ms: SupportsIndex | None
     captures: Literal["expected", "none"] | None
 

@@ -3,6 +3,7 @@
 //! Every replay here is one that could fail: the accesses judged are counted against the calls made, and the same replays
 //! with a wait or a record left out have to be convicted, with the right blame.
 
+use millpond::allocator::VirtualMemory;
 use millpond::trace::{self, BlockNo, Call, Log, Program, StreamNo, ThreadNo};
 use millpond::units::GIB;
 use millpond::{Allocator, Config, Growth, Limit, Policy, Reuse};
@@ -536,8 +537,9 @@ fn schedules() -> impl Strategy<Value = (Schedule, u64)> {
 fn configs() -> impl Strategy<Value = Config> {
     let policy = prop_oneof![Just(Policy::Latency), Just(Policy::Footprint)];
     let limit = prop_oneof![Just(Limit::None), Just(Limit::Bytes(24 << 20))];
-    (policy, limit, any::<bool>()).prop_map(|(policy, limit, deterministic)| {
-        Config::default().policy(policy).limit(limit).deterministic(deterministic)
+    let memory = prop_oneof![Just(VirtualMemory::Never), Just(VirtualMemory::Always)];
+    (policy, limit, any::<bool>(), memory).prop_map(|(policy, limit, deterministic, memory)| {
+        Config::default().policy(policy).limit(limit).deterministic(deterministic).virtual_memory(memory)
     })
 }
 

@@ -5,3 +5,4 @@ mod codec;
 mod import;
 mod logs;
 mod programs;
+mod windows;

@@ -21,8 +21,10 @@ fn configs() -> impl Strategy<Value = Config> {
     let policies = prop_oneof![Just(Policy::Latency), Just(Policy::Footprint)];
     let reuses = prop_oneof![Just(Reuse::Never), Just(Reuse::Ordered), Just(Reuse::WithWaits)];
     let numbers = (any::<Option<u64>>(), any::<Option<usize>>());
-    let all = (limits(), growths(), policies, reuses, waits, numbers, any::<[bool; 3]>());
-    all.prop_map(|(limit, growth, policy, reuse, wait, (pinned_limit, few), flags)| {
+    let memory =
+        prop_oneof![Just(VirtualMemory::Auto), Just(VirtualMemory::Never), Just(VirtualMemory::Always)];
+    let all = (limits(), growths(), policies, reuses, waits, numbers, any::<[bool; 3]>(), memory);
+    all.prop_map(|(limit, growth, policy, reuse, wait, (pinned_limit, few), flags, virtual_memory)| {
         let [deterministic, exact_fit, scrub] = flags;
         Config {
             limit,
@@ -33,6 +35,7 @@ fn configs() -> impl Strategy<Value = Config> {
             deterministic,
             exact_fit,
             scrub,
+            virtual_memory,
             wait,
             few,
             sinks: Vec::new(),
@@ -57,7 +60,7 @@ proptest! {
         let serde_json::Value::Object(fields) = serde_json::to_value(&config).unwrap() else { panic!() };
         let names = [
             "limit", "pinned_limit", "policy", "reuse", "growth", "deterministic", "exact_fit", "scrub",
-            "bounded_wait", "look_at_each_of",
+            "virtual_memory", "bounded_wait", "look_at_each_of",
         ];
         prop_assert_eq!(fields.len(), names.len());
         let row: Vec<_> = names.iter().map(|name| fields[*name].clone()).collect();

@@ -11,6 +11,7 @@ use crate::report::Counters;
 use crate::sync::{Arc, Ordering, plain};
 use crate::units::{Granules, SegmentId};
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 /// Pools are numbered across the process, so that an `AllocationId` never means two things.
 static NEXT_POOL: plain::AtomicU32 = plain::AtomicU32::new(1);
@@ -242,6 +243,19 @@ impl PoolState {
         let cuts = self.heap.cut_free_of(segment);
         self.heap.remove_segment(segment);
         cuts
+    }
+
+    /// All free bytes of a part of a segment leave, unless some of the part is in use here.
+    pub(crate) fn cut_free_in(
+        &mut self,
+        segment: SegmentId,
+        offset: Granules,
+        len: Granules,
+        steps: usize,
+    ) -> Option<SmallVec<[Cut; 1]>> {
+        let cuts = self.heap.cut_free_in(segment, offset, len, steps)?;
+        self.heap.remove_segment(segment);
+        Some(cuts)
     }
 
     /// How many free ranges of a kind another pool's miss looks at, if its first look has `steps`.

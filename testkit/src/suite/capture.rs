@@ -314,7 +314,7 @@ pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
 fn frees_and_waits<T: Bench>(b: &T) -> [u64; 3] {
     let calls = b.device().calls();
     let of = |name| calls.iter().find(|(n, _)| *n == name).map_or(0, |&(_, n)| n);
-    [of("cuMemFree"), of("cuMemFreeHost"), of("cuCtxSynchronize")]
+    [of("cuMemFree") + of("cuMemRelease"), of("cuMemFreeHost"), of("cuCtxSynchronize")]
 }
 
 /// Memory is short and in use elsewhere: the host waits for it, and it is given back to the driver, with the capture under

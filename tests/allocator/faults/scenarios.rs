@@ -1,6 +1,7 @@
 //! What is played: together the scenarios climb every rung of the ladder and use every verb.
 
 use super::stage::{Stage, Stop};
+use millpond::allocator::VirtualMemory;
 use millpond::array::ExternalMemory;
 use millpond::driver::HostKind;
 use millpond::report::Report;
@@ -78,6 +79,19 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
             st.alloc_touch("z", 30, "s")
         },
         reached: |r| (r.growths, r.total.counters.hits) == (2, 1),
+        pairs: true,
+    },
+    Scenario {
+        name: "grow in a window, and beside what is free there",
+        config: || Config::default().virtual_memory(VirtualMemory::Always),
+        play: |st| {
+            st.open("s")?;
+            st.alloc_touch("x", 3, "s")?;
+            st.alloc_touch("y", 5, "s")?;
+            st.free("y");
+            st.alloc_touch("z", 7, "s")
+        },
+        reached: |r| (r.growths, r.reserved) == (3, 10 * MIB),
         pairs: true,
     },
     Scenario {
@@ -264,7 +278,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "streams come and go",
-        config: || Config::default().limit(Limit::Bytes(40 * MIB)),
+        // No room for two of 15, in whatever the memory comes: each stream waits for the one before.
+        config: || Config::default().limit(Limit::Bytes(39 * MIB)),
         play: |st| {
             st.open("home")?;
             st.alloc_touch("x", 10, "home")?;

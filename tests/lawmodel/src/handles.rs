@@ -1,6 +1,6 @@
 //! Physical handles: mapped into a pool, gathered out of all pools, moved to another, trimmed back to the device (O4).
 //!
-//! Knows stamps per handle, but not what an allocation's uses are.
+//! Knows the stamps of pieces, but not what an allocation's uses are.
 
 use crate::mutants::*;
 use crate::{markers::*, reach::*, truth::*, world::*};
@@ -39,7 +39,7 @@ pub async fn put_back(mut w: WorldRef, ps: &Pieces) {
         lock(w, p).await;
         let st = if w.is(Mutant::PutBackZero) { 0 } else { st };
         if !(w.is(Mutant::ClosedRefusesPutBack) && w.pools[p].closed && !w.is_complete(p, st)) {
-            w.put(p, lo, hi, st)
+            w.put(p, lo, hi, st, false)
         }
         unlock(w, p)
     }
@@ -61,8 +61,9 @@ pub async fn gather(mut w: WorldRef, h: usize) -> Option<Pieces> {
             let f = w.pools[p].free[i];
             let (l, r) = (f.lo.max(lo), f.hi.min(hi));
             if l < r {
+                let st = w.eff(p, &f, l, r);
                 w.cut_free(p, i, l, r);
-                ps.push((p, l, r, f.st));
+                ps.push((p, l, r, st));
                 got += r - l;
                 i = 0
             } else {
@@ -77,6 +78,20 @@ pub async fn gather(mut w: WorldRef, h: usize) -> Option<Pieces> {
         put_back(w, &ps).await;
         None
     }
+}
+
+/// What may still use a gathered handle, as its pieces say. Of a pool that lent its part of it the borrower's stamp tells enough: that comes
+/// after the lender's.
+fn uses_of(w: WorldRef, ps: &Pieces) -> Vec<(usize, Epoch)> {
+    let mut all = [0; N];
+    for &(p, _, _, st) in ps {
+        all[p] = all[p].max(st)
+    }
+    let mut uses: Vec<(usize, Epoch)> = (0..w.cfg.ns).filter(|&p| all[p] > 0).map(|p| (p, all[p])).collect();
+    if w.is(Mutant::HandleOneStamp) {
+        uses.truncate(1)
+    }
+    uses
 }
 
 /// A random handle that nobody is busy with.
@@ -114,11 +129,11 @@ pub async fn trim_one(mut w: WorldRef, t: usize, only: Option<usize>) -> bool {
     w.handles[h].busy = true;
     let mut ok = false;
     if let Some(ps) = gather(w, h).await {
-        let hs = w.handles[h].hs;
+        let uses = uses_of(w, &ps);
         let k = w.timelines[t].k;
         let up = w.cfg.up && !w.quiet && w.choose(2) == 0;
-        let allc = (0..w.cfg.ns).all(|p| w.is_complete(p, hs[p]));
-        let ord = (0..w.cfg.ns).all(|p| w.ordered(t, &k, p, hs[p]));
+        let allc = uses.iter().all(|&(u, e)| w.is_complete(u, e));
+        let ord = uses.iter().all(|&(u, e)| w.ordered(t, &k, u, e));
         let s = w.handles[h].slot;
         if allc || (ord && (up || w.is(Mutant::ReleaseOnOrder))) {
             pause().await;
@@ -176,7 +191,6 @@ pub async fn grow(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usiz
     let hd = &mut w.handles[h];
     hd.exists = true;
     hd.slot = s;
-    hd.hs = [0; N];
     if up.is_none() {
         hd.acc = [0; N]
     }
@@ -221,8 +235,7 @@ pub async fn move_steps(
     let old = w.handles[h].slot;
     let sz = w.cfg.h;
     let need = w.need_clock(old * sz, old * sz + sz);
-    let hs = w.handles[h].hs;
-    let uses: Vec<(usize, Epoch)> = (0..w.cfg.ns).filter(|&p| hs[p] > 0).map(|p| (p, hs[p])).collect();
+    let uses = uses_of(w, &ps);
     let mut ok = true;
     for &(u, e) in &uses {
         if !w.ordered(t, &w.timelines[t].k, u, e)
@@ -255,7 +268,6 @@ pub async fn move_steps(
             .collect();
         place(w, old, SlotState::Deferred(h, c));
     }
-    w.handles[h].hs = [0; N];
     pause().await;
     lock(w, t).await;
     let (z, pre_st) =

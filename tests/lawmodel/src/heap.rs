@@ -42,11 +42,6 @@ impl World {
     pub fn cell(&self, va: usize) -> Option<usize> {
         self.handle_at(va).map(|h| h * self.cfg.h + va % self.cfg.h)
     }
-    /// The handles that a range touches.
-    pub fn handles_of(&self, lo: usize, hi: usize) -> Vec<usize> {
-        let h = self.cfg.h;
-        (lo / h..=(hi - 1) / h).filter_map(|s| self.handle_at(s * h)).collect()
-    }
     /// Ground truth: everything that the range's next owner must be ordered after.
     pub fn need_clock(&self, lo: usize, hi: usize) -> Clock {
         let mut v = [0; N];
@@ -59,15 +54,32 @@ impl World {
         v
     }
     // --- heap verbs (pool lock held)
-    /// Insert and merge; no stamp law here.
-    pub fn put(&mut self, p: usize, lo: usize, hi: usize, st: Epoch) {
+    /// A range's stamp is written to the units that it touches, by maximum.
+    fn write_units(&mut self, p: usize, lo: usize, hi: usize, st: Epoch) {
+        let (h, overwrites) = (self.cfg.h, self.is(Mutant::UnitOverwritten));
+        for unit in &mut self.pools[p].units[lo / h..=(hi - 1) / h] {
+            *unit = if overwrites { st } else { st.max(*unit) }
+        }
+    }
+    /// Insert and merge; no stamp law here but that parts keep theirs: where ranges with different stamps merge, each that is not mixed yet is
+    /// written to its units first.
+    pub fn put(&mut self, p: usize, lo: usize, hi: usize, st: Epoch, mixed: bool) {
         let res = self.cfg.h * self.cfg.spp;
-        let (mut lo, mut hi, mut st) = (lo, hi, st);
+        let (mut lo, mut hi, mut st, mut mixed) = (lo, hi, st, mixed);
         let mut i = 0;
         while i < self.pools[p].free.len() {
             let f = self.pools[p].free[i];
             if (f.hi == lo || f.lo == hi) && f.lo / res == lo / res {
                 let left = f.hi == lo;
+                if st != f.st || mixed || f.mixed {
+                    if !mixed {
+                        self.write_units(p, lo, hi, st)
+                    }
+                    if !f.mixed && !self.is(Mutant::UnitNeighbourUnwritten) {
+                        self.write_units(p, f.lo, f.hi, f.st)
+                    }
+                    mixed = true
+                }
                 st = if self.is(Mutant::MergeMin) {
                     st.min(f.st)
                 } else if self.is(Mutant::MergeLeft) {
@@ -83,20 +95,13 @@ impl World {
                 i += 1
             }
         }
-        self.pools[p].free.push(Free { lo, hi, st });
+        self.pools[p].free.push(Free { lo, hi, st, mixed });
     }
-    /// A range with a stamp of pool p's stream arrives or is freed: handle stamps first, then merge.
+    /// A range with a stamp of pool p's stream arrives or is freed: all of it has that stamp.
     pub fn give(&mut self, p: usize, lo: usize, hi: usize, st: Epoch, at_free: bool) {
-        if at_free || !self.is(Mutant::HandleStampAtFreeOnly) {
-            for h in self.handles_of(lo, hi) {
-                if self.is(Mutant::HandleOneStamp) {
-                    self.handles[h].hs = [0; N]
-                }
-                let x = &mut self.handles[h].hs[p];
-                *x = (*x).max(st);
-            }
-        }
-        self.put(p, lo, hi, st)
+        // The mutant: it counts as written to its units, and is not.
+        let unwritten = !at_free && self.is(Mutant::HandleStampAtFreeOnly);
+        self.put(p, lo, hi, st, unwritten)
     }
     /// O5. `old`: what it carried before (only mutants look at it); `pre`: submitted+1 read before the ordering fact.
     pub fn enter(
@@ -126,19 +131,28 @@ impl World {
     pub fn cut_free(&mut self, p: usize, i: usize, lo: usize, hi: usize) {
         let f = self.pools[p].free.swap_remove(i);
         let rest = if self.is(Mutant::SplitRemainderZero) { 0 } else { f.st };
+        let mixed = f.mixed && !self.is(Mutant::VMixedForgotten);
         if f.lo < lo {
-            self.pools[p].free.push(Free { lo: f.lo, hi: lo, st: rest })
+            self.pools[p].free.push(Free { lo: f.lo, hi: lo, st: rest, mixed })
         }
         if hi < f.hi {
-            self.pools[p].free.push(Free { lo: hi, hi: f.hi, st: rest })
+            self.pools[p].free.push(Free { lo: hi, hi: f.hi, st: rest, mixed })
+        }
+        // A unit none of which is free has no stamp: what enters brings its own.
+        let h = self.cfg.h;
+        for unit in lo / h..=(hi - 1) / h {
+            let free = self.pools[p].free.iter().any(|f| f.lo < (unit + 1) * h && unit * h < f.hi);
+            if !free || self.is(Mutant::UnitForgottenAtPart) {
+                self.pools[p].units[unit] = 0
+            }
         }
     }
-    /// Upper bound of the stamps of a part of a free chunk: chunk stamp and handle stamps are both bounds.
+    /// Upper bound of the stamps of a part of a free chunk: the chunk's, and of a mixed one its units' too.
     pub fn eff(&self, p: usize, f: &Free, lo: usize, hi: usize) -> Epoch {
-        if self.is(Mutant::HandleOneStamp) || self.is(Mutant::HandleDropOnLend) {
-            return f.st;
-        }
-        f.st.min(self.handles_of(lo, hi).iter().map(|&h| self.handles[h].hs[p]).max().unwrap_or(0))
+        let h = self.cfg.h;
+        let last = if self.is(Mutant::UnitFirstOnly) { lo } else { hi - 1 };
+        let units = &self.pools[p].units[lo / h..=last / h];
+        if f.mixed { f.st.min(units.iter().copied().max().unwrap_or(0)) } else { f.st }
     }
     /// Take n cells from a free chunk of p (lock held); birth stamp O7; ground truth: new owner.
     pub fn take(&mut self, p: usize, n: usize, array: bool, pre_birth: Epoch) -> Option<usize> {

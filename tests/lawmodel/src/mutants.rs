@@ -161,18 +161,24 @@ mutants! {
     // Moving handles
     /// A second mapping is made without waiting for the handle's uses.
     SecondMapNoWait,
-    /// A handle keeps the stamp of one pool.
+    /// A move obeys the stamp of one pool's pieces of the handle.
     HandleOneStamp,
-    /// A handle is stamped at frees only, not at every entry.
+    /// Frees are written to units, other entries count as if they were.
     HandleStampAtFreeOnly,
-    /// A lend forgets the lender's stamp of the handle.
-    HandleDropOnLend,
+    /// A unit keeps the stamp that was written last, instead of the latest.
+    UnitOverwritten,
+    /// Where ranges merge, only the one that arrives is written to its units.
+    UnitNeighbourUnwritten,
+    /// A unit has no stamp any more when a part of it leaves or is taken.
+    UnitForgottenAtPart,
+    /// The stamp of a part is that of the first unit it touches.
+    UnitFirstOnly,
     /// Only the asker's in-flight ranges are drained.
     DrainOwnOnly,
 
     // Sound variants: freedoms and improvements
-    /// In-flight frees do not stamp the handle.
-    VNoHandleStampInflight,
+    /// What a cut leaves of a mixed range counts as not mixed.
+    VMixedForgotten,
     /// The birth stamp is the chunk's stamp.
     VBirthIsChunkStamp,
     /// Only the newest need per stream is waited for.

@@ -122,12 +122,6 @@ pub async fn free(mut w: WorldRef, id: usize) {
     } else {
         pause().await;
         let home = if w.is(Mutant::NoHomeInflight) { 0 } else { w.next(p) };
-        if !w.is(Mutant::VNoHandleStampInflight) {
-            for h in w.handles_of(lo, hi) {
-                let x = &mut w.handles[h].hs[p];
-                *x = (*x).max(home);
-            }
-        }
         for &(u, _) in &f {
             w.timelines[u].frees += 1;
             if w.timelines[u].frees.is_multiple_of(2) && u < w.cfg.ns {
@@ -233,7 +227,6 @@ pub async fn lend(
     pause().await;
     lock(w, t).await;
     let allc = needs.iter().all(|&(u, e)| w.is_complete(u, e));
-    let keep: Vec<Epoch> = w.handles_of(lo, hi).iter().map(|&h| w.handles[h].hs[t]).collect();
     let (old, pre_st) = (
         if w.is(Mutant::VLearnedStamp) && !allc {
             w.learned(t, &needs)
@@ -245,12 +238,6 @@ pub async fn lend(
         if w.is(Mutant::StampBeforeFactLend) { Some(pre) } else { None },
     );
     let s = w.enter(t, lo, hi, allc, old, pre_st);
-    if w.is(Mutant::HandleDropOnLend) && a != t {
-        for (i, h) in w.handles_of(lo, hi).into_iter().enumerate() {
-            w.handles[h].hs[a] = 0;
-            w.handles[h].hs[t] = keep[i]
-        }
-    }
     w.say(|| format!("  lent [{lo},{hi}) s{a} -> s{t}, stamp {s}"));
     if infl.is_some() {
         w.st.lend_infl += 1
@@ -362,11 +349,6 @@ pub async fn bounded_wait(mut w: WorldRef) {
     for s in &w.slots {
         if let SlotState::Deferred(_, c) = &s.st {
             l.extend(c)
-        }
-    }
-    for h in &w.handles {
-        for p in 0..w.cfg.ns {
-            l.push((p, h.hs[p]))
         }
     }
     l.retain(|&(u, e)| !w.is_complete(u, e));

@@ -58,8 +58,10 @@ pub struct Timeline {
 pub struct Free {
     pub lo: usize,
     pub hi: usize,
-    /// The stamp: an epoch of the pool's own stream.
+    /// The stamp: an epoch of the pool's own stream, the latest with which any of it entered.
     pub st: Epoch,
+    /// It merged from ranges with different stamps: its parts' are with the units too.
+    pub mixed: bool,
 }
 
 /// A range freed while a foreign use is neither ordered nor complete.
@@ -79,6 +81,8 @@ pub struct Pool {
     pub lock: bool,
     pub free: Vec<Free>,
     pub infl: Vec<Infl>,
+    /// For each slot, the latest stamp that was written there when ranges with different stamps merged.
+    pub units: Vec<Epoch>,
     /// Allocations alive.
     pub live: u32,
     pub closed: bool,
@@ -133,8 +137,6 @@ pub struct Handle {
     pub busy: bool,
     /// Where it is mapped.
     pub slot: usize,
-    /// Its stamp in every pool that holds bytes of it.
-    pub hs: Known,
     /// Ground truth: accesses made to it.
     pub acc: Clock,
     /// Released to a stream-ordered source behind this clock.
@@ -293,7 +295,7 @@ impl World {
             rec: vec![],
             dev: Dev::default(),
             timelines: (0..N).map(|_| Timeline::default()).collect(),
-            pools: (0..ns).map(|_| Pool::default()).collect(),
+            pools: (0..ns).map(|_| Pool { units: vec![0; ns * spp], ..Pool::default() }).collect(),
             slots: (0..ns * spp).map(|_| Slot { st: SlotState::Empty, acc: [0; N] }).collect(),
             handles: (0..nh).map(|_| Handle::default()).collect(),
             allocs: vec![],

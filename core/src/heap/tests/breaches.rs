@@ -7,7 +7,7 @@
 use super::{Heap, Kind, S, Taken, give, heap, islands, take};
 use crate::heap::bins::Bin;
 use crate::heap::chunk::{ChunkState, Place};
-use crate::heap::{ChunkId, Want};
+use crate::heap::{ChunkId, Hole, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -40,6 +40,13 @@ fn absent() -> Heap {
     let mut heap = heap(64);
     heap.cut_free_of(S);
     heap.check();
+    heap
+}
+
+/// A heap of a window of 64 granules in units of 16, none of which is here.
+fn window() -> Heap {
+    let mut heap = Heap::new();
+    heap.add_window(S, Addr(0x10_0000), Granules(64), Kind::Large, Granules(16));
     heap
 }
 
@@ -277,6 +284,26 @@ const CALLERS: &[Breach] = &[
     ("H6", "segment 8 at 0xfffffffffffffe00 of 2 granules leaves the address space", || {
         heap(64).add_segment(SegmentId(8), Addr(u64::MAX - 511), Granules(2), Kind::Small);
     }),
+    ("H4", "the stamp of a part of chunk 3 is asked for but it is not free", || {
+        taken::<1>().0.stamp_of(ChunkId(3), Granules(0), Granules(1));
+    }),
+    ("H1", "65 granules at 0 are no part of chunk 2, which has 64 at 0", || {
+        heap(64).stamp_of(ChunkId(2), Granules(0), Granules(65));
+    }),
+    ("H6", "window 8 of 24 granules does not consist of whole units of 16", || {
+        Heap::new().add_window(SegmentId(8), Addr(0x10_0000), Granules(24), Kind::Large, Granules(16));
+    }),
+    ("H1", "cut of 8 granules at 60 from segment 7, which has 64", || {
+        heap(64).cut_free_in(S, Granules(60), Granules(8), 9);
+    }),
+    (
+        "H1",
+        "no hole of segment 7 is at 0 by 16 granules: there are not only whole units that are away",
+        || {
+            let hole = Hole { segment: S, offset: Granules(0), len: Granules(16) };
+            heap(64).run(&Want::new(Granules(65), Kind::Large), [hole]);
+        },
+    ),
     ("H6", "segment 7 is in this heap already", || {
         heap(64).add_segment(S, Addr(0x100_0000), Granules(1), Kind::Large);
     }),
@@ -435,6 +462,16 @@ const WALKS: &[Breach] = &[
         heap.totals.owned = heap.totals.allocated + 3;
         heap.check_bins_of(1);
     }),
+    ("H10", "chunk 2 is free but has the tag 1 in segment 7", || walk(|heap| alter(heap, 2).tag = 1)),
+    ("H10", "units of chunk 2 are away but used up to 9", || {
+        let mut heap = window();
+        heap.extend(S, Granules(0), Granules(32), Epoch(9));
+        heap.extend(S, Granules(32), Granules(32), Epoch(3));
+        let units = heap.segments[0].units.clone();
+        heap.cut_free_of(S);
+        heap.segments[0].units = units;
+        heap.check();
+    }),
     ("H9", "chunk 3 is vacant but linked", || {
         let (mut heap, [t]) = taken();
         give(&mut heap, &t);
@@ -545,8 +582,10 @@ fn every_law_has_a_breach_or_a_reason() {
         include_str!("../handle.rs"),
         include_str!("../hit.rs"),
         include_str!("../mod.rs"),
+        include_str!("../runs.rs"),
         include_str!("../segment.rs"),
         include_str!("../snapshot.rs"),
+        include_str!("../units.rs"),
     ];
     // The message is the first string after the number of the law.
     let said = |at: &str| {

@@ -1,0 +1,336 @@
+//! Windows: the address ranges that serve as segments, their owners, and their slots.
+//!
+//! A window has one owner, and only the owner's requests fill its holes: what a request plans to map stays a hole while the request has its pool's
+//! turn to grow. Bytes of the window may still be in other pools; that is between the heaps. An owner's first window is 512 MiB long, each next one
+//! twice as long as its longest, up to the device's capacity. When the owner closes, handles in its windows stay until they are moved or
+//! released. A closed window without slots is retired: the allocator removes it from the heaps, and its addresses go back to the arena.
+//!
+//! This module knows only the number and the length of a handle.
+
+use super::slot::{Slot, SlotState, SlotView};
+use super::{AddrRange, HandleId, Owner, Physical, Place, WINDOW_BYTES};
+use crate::units::{Addr, Granules, SegmentId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A window, as callers see it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowView {
+    /// The number of its segment.
+    pub id: SegmentId,
+    /// The first address.
+    pub base: Addr,
+    /// The length.
+    pub len: Granules,
+    /// The owner, or the last one if it is closed.
+    pub owner: Owner,
+    /// Whether the owner has closed.
+    pub closed: bool,
+}
+
+/// Why no window was added.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoWindow {
+    /// No arena has a gap that is long enough. A reservation of this many bytes has one, whatever its alignment.
+    Reserve(u64),
+    /// The request is longer than the longest segment.
+    TooLong,
+}
+
+/// A window.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    pub(super) base: Addr,
+    pub(super) units: u32,
+    pub(super) owner: Owner,
+    pub(super) closed: bool,
+    /// By offset in units.
+    pub(super) slots: BTreeMap<u32, Slot>,
+}
+
+/// All windows.
+#[derive(Clone, Debug)]
+pub(super) struct Windows {
+    unit: Granules,
+    /// Units of the shortest window, and of the longest unless a request is longer.
+    pub(super) step: u32,
+    max: u32,
+    pub(super) all: BTreeMap<SegmentId, Window>,
+    pub(super) by_base: BTreeMap<u64, SegmentId>,
+    /// The windows of each owner that is not closed.
+    pub(super) by_owner: BTreeMap<Owner, Vec<SegmentId>>,
+    /// Windows that are closed and have no slot.
+    pub(super) retired: BTreeSet<SegmentId>,
+}
+
+impl Window {
+    fn view(&self, id: SegmentId, unit: Granules) -> WindowView {
+        let len = Granules(self.units * unit.0);
+        WindowView { id, base: self.base, len, owner: self.owner, closed: self.closed }
+    }
+
+    /// The slots that overlap these units, in address order.
+    fn slots_in(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, &Slot)> {
+        let before = self.slots.range(..from).next_back().filter(|(at, slot)| *at + slot.units > from);
+        let first = before.map_or(from, |(&at, _)| at);
+        self.slots.range(first..to.max(first)).map(|(&at, slot)| (at, slot))
+    }
+
+    /// The holes among these units, in address order.
+    fn holes(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, u32)> {
+        let mut end = from;
+        let slots = self.slots_in(from, to).map(|(at, slot)| (at, at + slot.units));
+        slots.chain([(to, to)]).filter_map(move |(at, next)| {
+            let hole = (end < at).then_some((end, at));
+            end = next;
+            hole
+        })
+    }
+}
+
+impl Windows {
+    pub(super) fn new(unit: Granules, capacity: u64) -> Windows {
+        let step = (WINDOW_BYTES / unit.bytes()) as u32;
+        let longest = u32::MAX / unit.0 / step;
+        let max = u32::try_from(capacity.div_ceil(WINDOW_BYTES)).unwrap_or(u32::MAX).clamp(1, longest) * step;
+        Windows {
+            unit,
+            step,
+            max,
+            all: BTreeMap::new(),
+            by_base: BTreeMap::new(),
+            by_owner: BTreeMap::new(),
+            retired: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+    pub(super) fn units(&self) -> u64 {
+        self.all.values().map(|w| u64::from(w.units)).sum()
+    }
+
+    /// Units of an owner's next window, for a request of `need`; `None` if that is longer than a segment.
+    fn next_len(&self, owner: Owner, need: Granules) -> Option<u32> {
+        let needed = need.0.div_ceil(self.unit.0).max(1).checked_next_multiple_of(self.step)?;
+        let own = self.by_owner.get(&owner).into_iter().flatten();
+        let longest = own.map(|id| self.all[id].units).max().unwrap_or(0);
+        let next = longest.saturating_mul(2).clamp(self.step, self.max).max(needed);
+        next.checked_mul(self.unit.0).map(|_| next)
+    }
+
+    fn insert(&mut self, id: SegmentId, base: Addr, units: u32, owner: Owner) -> WindowView {
+        let window = Window { base, units, owner, closed: false, slots: BTreeMap::new() };
+        let view = window.view(id, self.unit);
+        let before = self.all.insert(id, window);
+        law!(B8, before.is_none(), "segment {} is a window already", id.0);
+        self.by_base.insert(base.0, id);
+        self.by_owner.entry(owner).or_default().push(id);
+        view
+    }
+
+    /// Takes out a retired window: its base and its units.
+    fn remove(&mut self, id: SegmentId) -> (Addr, u32) {
+        law!(B8, self.retired.remove(&id), "segment {} is removed but is no retired window", id.0);
+        let Some(window) = self.all.remove(&id) else {
+            super::broken("B8", format_args!("segment {} is retired but is no window", id.0))
+        };
+        self.by_base.remove(&window.base.0);
+        (window.base, window.units)
+    }
+
+    fn close(&mut self, owner: Owner) {
+        for id in self.by_owner.remove(&owner).unwrap_or_default() {
+            if let Some(window) = self.all.get_mut(&id) {
+                window.closed = true;
+                if window.slots.is_empty() {
+                    self.retired.insert(id);
+                }
+            }
+        }
+    }
+
+    /// Adds the slot of a handle that is about to be mapped.
+    pub(super) fn arrive(&mut self, place: Place, handle: HandleId, units: u32) {
+        let Place { segment, unit } = place;
+        let Some(window) = self.all.get_mut(&segment) else {
+            super::broken(
+                "B2",
+                format_args!("{handle:?} is mapped into segment {}, which is no window", segment.0),
+            )
+        };
+        law!(B8, !window.closed, "{handle:?} is mapped into segment {}, which is closed", segment.0);
+        let end = unit.checked_add(units).filter(|end| *end <= window.units);
+        let Some(end) = end else {
+            super::broken(
+                "B2",
+                format_args!("{handle:?} of {units} units at {unit} extends beyond window {}", segment.0),
+            )
+        };
+        let other = window.slots_in(unit, end).next().map(|(at, slot)| (at, slot.handle));
+        law!(B2, other.is_none(), "{handle:?} of {units} units at {unit} overlaps {other:?}");
+        window.slots.insert(unit, Slot { handle, units, state: SlotState::Arriving });
+    }
+
+    /// Removes a slot.
+    pub(super) fn vacate(&mut self, place: Place) -> Option<Slot> {
+        let window = self.all.get_mut(&place.segment)?;
+        let slot = window.slots.remove(&place.unit);
+        if window.closed && window.slots.is_empty() {
+            self.retired.insert(place.segment);
+        }
+        slot
+    }
+
+    pub(super) fn slot(&self, place: Place) -> Option<&Slot> {
+        self.all.get(&place.segment)?.slots.get(&place.unit)
+    }
+    pub(super) fn slot_mut(&mut self, place: Place) -> Option<&mut Slot> {
+        self.all.get_mut(&place.segment)?.slots.get_mut(&place.unit)
+    }
+    pub(super) fn addr_of(&self, place: Place) -> Option<Addr> {
+        let window = self.all.get(&place.segment)?;
+        Some(window.base.offset(Granules(place.unit * self.unit.0)))
+    }
+
+    /// The slots that overlap a range of a window.
+    pub(super) fn slots_in(
+        &self,
+        id: SegmentId,
+        offset: Granules,
+        len: Granules,
+    ) -> impl Iterator<Item = (u32, &Slot)> {
+        let from = offset.0 / self.unit.0;
+        let to = (u64::from(offset.0) + u64::from(len.0)).div_ceil(u64::from(self.unit.0)) as u32;
+        self.all.get(&id).into_iter().flat_map(move |w| w.slots_in(from, to.min(w.units)))
+    }
+
+    /// Takes out all windows: the first addresses and units of all slots.
+    pub(super) fn take_all(&mut self) -> Vec<(Addr, u32)> {
+        let unit = self.unit;
+        let all = core::mem::take(&mut self.all).into_values();
+        (self.by_base, self.by_owner, self.retired) = Default::default();
+        all.flat_map(|w| {
+            w.slots.into_iter().map(move |(at, slot)| (w.base.offset(Granules(at * unit.0)), slot.units))
+        })
+        .collect()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SegmentId, &Window)> {
+        self.all.iter().map(|(&id, w)| (id, w))
+    }
+}
+
+impl<H: Clone> Physical<H> {
+    /// Adds a reservation of the driver's.
+    ///
+    /// # Panics
+    /// B8, when it is empty, overlaps another or exceeds the address space.
+    pub fn add_arena(&mut self, reserved: AddrRange) {
+        self.arenas.add(reserved);
+    }
+
+    /// Takes out a reservation that has no window, to be given back to the driver. If that fails, the caller adds it again.
+    pub fn take_unused_arena(&mut self) -> Option<AddrRange> {
+        self.arenas.take_unused()
+    }
+
+    /// Adds a window for a request of `need`, as segment `id`: all of it is a hole.
+    ///
+    /// # Errors
+    /// [`NoWindow`]; nothing has changed then.
+    ///
+    /// # Panics
+    /// B8, when `id` is a window already.
+    pub fn add_window(
+        &mut self,
+        id: SegmentId,
+        owner: Owner,
+        need: Granules,
+    ) -> Result<WindowView, NoWindow> {
+        let units = self.windows.next_len(owner, need).ok_or(NoWindow::TooLong)?;
+        let bytes = u64::from(units) * self.unit.bytes();
+        let base = self.arenas.take(bytes).ok_or(NoWindow::Reserve(bytes + WINDOW_BYTES))?;
+        Ok(self.windows.insert(id, base, units, owner))
+    }
+
+    /// Closes an owner's windows: their holes are not filled any more. Handles stay where they are.
+    pub fn close(&mut self, owner: Owner) {
+        self.windows.close(owner);
+    }
+
+    /// The windows that are closed and have no slot. The caller removes each from all heaps, then [from here](Physical::remove_window).
+    pub fn retired(&self) -> impl Iterator<Item = SegmentId> {
+        self.windows.retired.iter().copied()
+    }
+
+    /// Gives a window's addresses back to its arena.
+    ///
+    /// # Panics
+    /// B8, when it is not retired.
+    pub fn remove_window(&mut self, id: SegmentId) {
+        let (base, units) = self.windows.remove(id);
+        self.arenas.give(base, u64::from(units) * self.unit.bytes());
+    }
+
+    /// A window, if the segment is one.
+    pub fn window(&self, id: SegmentId) -> Option<WindowView> {
+        self.windows.all.get(&id).map(|w| w.view(id, self.unit))
+    }
+
+    /// Every window, by its number.
+    pub fn windows(&self) -> impl Iterator<Item = WindowView> {
+        self.windows.iter().map(|(id, w)| w.view(id, self.unit))
+    }
+
+    /// The windows of an owner that is not closed, in the order in which they were added.
+    pub fn windows_of(&self, owner: Owner) -> impl Iterator<Item = WindowView> {
+        let own = self.windows.by_owner.get(&owner).into_iter().flatten();
+        own.filter_map(|&id| self.window(id))
+    }
+
+    /// The window that an address lies in.
+    pub fn window_at(&self, addr: Addr) -> Option<WindowView> {
+        let (_, &id) = self.windows.by_base.range(..=addr.0).next_back()?;
+        self.window(id).filter(|w| addr.0 - w.base.0 < w.len.bytes())
+    }
+
+    /// The holes that `owner` may fill within a range of a segment, in whole units: offsets and lengths. There are none in a segment that is no
+    /// window, is closed or belongs to another owner.
+    pub fn holes(
+        &self,
+        owner: Owner,
+        id: SegmentId,
+        offset: Granules,
+        len: Granules,
+    ) -> impl Iterator<Item = (Granules, Granules)> {
+        let unit = self.unit.0;
+        let own = self.windows.all.get(&id).filter(|w| w.owner == owner && !w.closed);
+        let from = offset.0.div_ceil(unit);
+        let to = ((u64::from(offset.0) + u64::from(len.0)) / u64::from(unit)) as u32;
+        let holes = own.into_iter().flat_map(move |w| w.holes(from, to.min(w.units)));
+        holes.map(move |(from, to)| (Granules(from * unit), Granules((to - from) * unit)))
+    }
+
+    /// Whether a whole range of a segment is a hole that `owner` may fill.
+    pub fn is_hole(&self, owner: Owner, id: SegmentId, offset: Granules, len: Granules) -> bool {
+        let own = self.windows.all.get(&id).filter(|w| w.owner == owner && !w.closed);
+        own.is_some() && self.windows.slots_in(id, offset, len).next().is_none()
+    }
+
+    /// The slots that overlap a range of a segment, in address order, in any state. There are none in a segment that is no window.
+    pub fn slots_in(
+        &self,
+        id: SegmentId,
+        offset: Granules,
+        len: Granules,
+    ) -> impl Iterator<Item = SlotView<'_>> {
+        let unit = self.unit.0;
+        self.windows.slots_in(id, offset, len).map(move |(at, slot)| SlotView {
+            handle: slot.handle,
+            offset: Granules(at * unit),
+            len: Granules(slot.units * unit),
+            state: &slot.state,
+        })
+    }
+}
