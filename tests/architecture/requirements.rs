@@ -782,6 +782,7 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
                 "docs/oracle.md",
                 "docs/c-interface.md",
                 "docs/testing.md",
+                "docs/windows.md",
             ]
             .into_iter()
             .filter(|d| exists(d));
