@@ -141,7 +141,7 @@ impl<D: Driver> Core<D> {
             self.gone.lock().insert(pool.number);
         }
         if let Some(windows) = &self.windows {
-            self.close_windows(windows, pool);
+            Self::close_windows(windows, pool);
         }
         pause_point!("closing");
         pool.timeline.pools.fetch_sub(1, Ordering::AcqRel);

@@ -136,9 +136,8 @@ impl<D: Driver> Miss<'_, D> {
             return None;
         }
         // A claim is memory in hand: the driver may refuse it, and then there is room for others.
-        let _transit = self.transit();
         let (left, pieces, filled) = (Granules(new), pieces.into_iter(), SmallVec::new());
-        Some(Claim { miss: self, of, window, pieces, left, new: 0, filled, _transit })
+        Some(Claim { miss: self, of, window, pieces, left, new: 0, filled, _transit: self.transit() })
     }
 }
 
@@ -162,15 +161,14 @@ impl<D: Driver> Claim<'_, D> {
     /// Makes the handles that are missing, and maps all, until a call fails.
     fn fill_all(&mut self) -> DriverResult<()> {
         let (core, of, unit) = (self.miss.core, self.of, self.of.lock().unit());
-        while let Some(Piece { offset, len, spare }) = self.pieces.next() {
-            let handle = match spare {
-                Some(handle) => handle,
-                None => {
-                    let handle = core.create_handle(of, len)?;
-                    self.left.0 -= len.0;
-                    self.new += len.bytes();
-                    handle
-                }
+        for Piece { offset, len, spare } in self.pieces.by_ref() {
+            let handle = if let Some(handle) = spare {
+                handle
+            } else {
+                let handle = core.create_handle(of, len)?;
+                self.left.0 -= len.0;
+                self.new += len.bytes();
+                handle
             };
             core.map_handle(of, handle, Place { segment: self.window.id, unit: offset.0 / unit.0 })?;
             match self.filled.last_mut() {

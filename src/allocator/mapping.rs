@@ -95,9 +95,9 @@ impl<D: Driver> Core<D> {
                 {
                     let mut records = of.lock();
                     if failed.stuck.is_some() {
-                        records.map_stuck(&handle)
+                        records.map_stuck(&handle);
                     } else {
-                        records.map_failed(&handle)
+                        records.map_failed(&handle);
                     }
                 }
                 self.release_handle(of, handle);
@@ -186,21 +186,22 @@ impl<D: Driver> Core<D> {
     }
 
     /// The pool that filled these windows closes: nobody fills their holes any more, and those that have nothing go.
-    pub(super) fn close_windows(&self, of: &Windows<D>, pool: &Pool<D>) {
+    pub(super) fn close_windows(of: &Windows<D>, pool: &Pool<D>) {
         for kind in Kind::ALL {
             let mut state = pool.lock();
             let mut records = of.lock();
             let own: Vec<SegmentId> = records.windows_of(pool.owner(kind)).map(|w| w.id).collect();
             records.close(pool.owner(kind));
             // Nothing of it ever leaves a window for a heap that does not know it: only the pool that filled it knows one with nothing.
-            own.into_iter().for_each(|id| _ = state.heap.remove_segment(id));
+            for id in own {
+                state.heap.remove_segment(id);
+            }
         }
         of.forget_retired();
     }
 
     /// Panics unless B1 and B3 hold, and what the records say of themselves. Returns the bytes of handles that no heap has any part of.
     pub(super) fn check_windows(
-        &self,
         of: &Windows<D>,
         pools: &[Arc<Pool<D>>],
         moving: u64,

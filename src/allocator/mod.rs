@@ -610,7 +610,7 @@ impl<D: Driver> Allocator<D> {
             (backing.segments.values().map(OwnedRange::bytes).sum::<u64>(), backing.reserved)
         };
         let nowhere =
-            core.windows.as_ref().map_or(0, |of| core.check_windows(of, &pools, moving, plain, taken));
+            core.windows.as_ref().map_or(0, |of| Core::check_windows(of, &pools, moving, plain, taken));
         assert_eq!(
             held + moving + nowhere,
             taken,

@@ -91,6 +91,8 @@ impl<D: Driver> Windows<D> {
     pub(super) fn forget_retired(&self) {
         let mut records = self.lock();
         let retired: Vec<SegmentId> = records.retired().collect();
-        retired.into_iter().for_each(|id| records.remove_window(id));
+        for id in retired {
+            records.remove_window(id);
+        }
     }
 }

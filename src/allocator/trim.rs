@@ -250,7 +250,7 @@ impl<D: Driver> Core<D> {
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         // Beside a driver that panics too: the handle is then nobody's.
         let _moved = Undo::new(|| {
-            _ = self.moving.fetch_sub(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed)
+            self.moving.fetch_sub(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         });
         let pending: Vec<Pending> =
             pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
@@ -269,11 +269,11 @@ impl<D: Driver> Core<D> {
             return unmapped;
         }
         let gone = self.release_handle(of, handle);
-        if gone && self.is_recording() {
-            let base = of.lock().window(id).map(|w| w.base);
-            base.into_iter().for_each(|base| {
-                self.record(Event::Trim { addr: base.offset(offset), bytes: len.bytes() });
-            });
+        if gone
+            && self.is_recording()
+            && let Some(window) = of.lock().window(id)
+        {
+            self.record(Event::Trim { addr: window.base.offset(offset), bytes: len.bytes() });
         }
         Ok(gone)
     }

@@ -305,7 +305,7 @@ fn the_end_gives_everything_back() {
             drop(gpu);
             sim.run_until_idle();
             sim.verdict().unwrap();
-            let met = if call == Call::AddressFree && nth > 1 { 0 } else { 1 };
+            let met = usize::from(call != Call::AddressFree || nth == 1);
             assert_eq!((sim.leaks(), sim.drop_errors().len()), (vec![], met), "{call:?} {nth}");
         }
     }
