@@ -219,8 +219,9 @@ fn run(executables: &[String], named: &str, bug: Option<Bug>) -> (bool, String) 
         .env_remove("MILLPOND_PLANT")
         .env("RUST_BACKTRACE", "0");
     if let Some(bug) = bug {
-        // Random programs end with the first that finds it: of an ordinary run's hundred one time in dozens none does.
-        command.env("MILLPOND_PLANT", bug.name()).env("MILLPOND_CASES", "500");
+        // Random programs end with the first that finds it: of an ordinary run's hundred one time in dozens none does, and of five hundred one time
+        // in hundreds.
+        command.env("MILLPOND_PLANT", bug.name()).env("MILLPOND_CASES", "5000");
     }
     let output = command.output().expect("an executable of .ci/mutants");
     let said =

@@ -55,10 +55,10 @@ const OPTIONS: [&str; 2 * STEADY] = [
     "reuse=ordered,growth=exact",
     "reuse=ordered,growth=exact,limit=4MiB,wait_ms=0",
     "reuse=waits,policy=latency,growth=rounded,limit=none,deterministic=0,scrub=0,pinned_limit=none",
-    "policy=footprint,reuse=ordered,growth=rounded,limit=25%",
+    "policy=footprint,reuse=ordered,growth=rounded,limit=25%,pinned_limit=1048576,virtual=never",
     "deterministic=1,reuse=ordered,growth=exact,limit=4MiB",
     "scrub=1,reuse=ordered,growth=exact",
-    "policy=footprint,growth=exact,limit=5MiB",
+    "policy=footprint,growth=exact,limit=5242880,virtual=auto",
 ];
 /// So many of them are the soak's.
 const STEADY: usize = 7;
