@@ -114,14 +114,15 @@ fn at_once(program: &Program, show: bool) -> Option<Lasting> {
     let slots = program.steps.iter().map(|s| usize::from(s.thread)).max().unwrap_or(0) + 1;
     let ends = program.steps.len().is_multiple_of(2);
     let mut first = World::new(slots, show, program.quiet, Some(Mail::new(program.rough, ends)));
-    if program.crowded {
-        first = first.crowded();
-    }
     if program.steps.iter().any(|step| step.verb == Verb::Capture) {
         // Where one of these fails, others' captures may end, and no thread can know in time.
         World::spare_captures();
-        // No capture on a blocking stream survives it, and no thread can know what others do there.
+        // No capture on a blocking stream survives it, and no thread can know what others do there. Nor may
+        // anything have had memory there: that is marked.
         first.has_legacy = program.schedule.is_multiple_of(2);
+    }
+    if program.crowded {
+        first = first.crowded();
     }
     // Of three programs one has a blocking stream there.
     first.share(u32::from(!program.schedule.is_multiple_of(3)));
