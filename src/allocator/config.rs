@@ -127,6 +127,9 @@ pub const SMALL_BYTES: u64 = 256 << 10;
 
 /// Whether pools take a device's virtual memory: windows of addresses that physical memory fills where a request lacks some, in units of 2 MiB. Without,
 /// each request that fits into no free range takes a segment of its own.
+///
+/// Mapped memory is its device's alone: a kernel of another GPU that may read plain memory after `cuCtxEnablePeerAccess` may not read it, and
+/// `cuIpcGetMemHandle` refuses it. Copies between devices work. With `cuda::Backing::Async` it takes the place of the driver's own pool.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]

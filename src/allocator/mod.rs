@@ -475,13 +475,14 @@ impl<D: Driver> Allocator<D> {
         Ok(allocation)
     }
 
-    /// Gives idle segments back to the device: those whose bytes are all free and complete. It does not wait for streams
+    /// Gives idle segments back to the device: those whose bytes are all free and complete; of [virtual memory](Config::virtual_memory) each
+    /// physical handle of which that is true, between live allocations too. It does not wait for streams
     /// ([`Allocator::synchronize`] first, to give back everything that is free), and reports what it kept because nothing can tell
     /// when it is complete ([`Trimmed::held_back`]).
     ///
     /// **It may wait for the whole device, without a bound**: a plain free of the driver and an unpinning wait for every
-    /// kernel, [independent](Stream::set_independent) streams included. Therefore no request gives memory back by
-    /// itself, unless the driver's frees wait for nothing (`cuda::Backing::Async`). A request that fails
+    /// kernel, [independent](Stream::set_independent) streams included. Therefore no request gives segments back by
+    /// itself, unless the driver's frees wait for nothing (`cuda::Backing::Async`); handles it does, because unmapping waits for nothing. A request that fails
     /// because idle memory lies in segments too small for it succeeds after a trim.
     ///
     /// # Errors
@@ -515,7 +516,7 @@ impl<D: Driver> Allocator<D> {
         Ok(trimmed)
     }
 
-    /// Sets how many bytes may be reserved on the device. If more are reserved, idle segments are given back until the limit holds, if they
+    /// Sets how many bytes may be reserved on the device. If more are reserved, idle segments, but no handles of virtual memory, are given back until the limit holds, if they
     /// suffice; that may wait for the device as a [trim](Allocator::trim) may. Live allocations never make it fail: growth is refused until
     /// enough is free.
     ///
