@@ -2,12 +2,12 @@
 # Does not know any check.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# Where rustup puts cargo, for shells that were not told.
+# Where rustup puts cargo, for shells that do not have it in PATH.
 PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 # What is built once and never edited gains nothing from incremental compilation, and pays for it in time and disk.
-# Nor from line numbers in backtraces, a sixth of a build's time; panics have theirs. In fewer parts it optimises less of it twice.
+# In fewer parts it optimises less of it twice.
 if [ -n "${CI:-}" ]; then
-    export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}" CARGO_PROFILE_DEV_DEBUG="${CARGO_PROFILE_DEV_DEBUG:-0}"
+    export CARGO_INCREMENTAL="${CARGO_INCREMENTAL:-0}"
     export CARGO_PROFILE_DEV_CODEGEN_UNITS="${CARGO_PROFILE_DEV_CODEGEN_UNITS:-4}"
 fi
 # How much of what is random or exhaustive is run: all of it, or, where CI is set and everything has to end in one go on two
@@ -38,7 +38,14 @@ promised() {
     grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
 }
 
-# What is built beside `target`, where nobody who builds there waits for it.
+# For checks that run the tests for long: Cargo.toml leaves the tests' own packages unoptimised, which pays where they run once.
+optimise_tests() {
+    cargo() {
+        command cargo --config 'profile.dev.package.millpond.opt-level=1' --config 'profile.dev.package.millpond-plug.opt-level=1' "$@"
+    }
+}
+
+# What is built beside `target`, where builds there do not wait for it.
 beside="${CARGO_TARGET_DIR:-target}/beside"
 
 # The programs of xtask that judge and look things up, built as they are, whatever this check builds for and with what flags.
@@ -58,7 +65,7 @@ executables() {
     return "$status"
 }
 
-# The stand-in driver for checks that run beside those that build in `target`: built where nobody waits for it, nor finds it
+# The stand-in driver for checks that run beside those that build in `target`: built where no other check waits for it, nor finds it
 # being replaced. Its path goes to MILLPOND_FAKE_LIBCUDA.
 need_driver() {
     env -u RUSTC_BOOTSTRAP CARGO_TARGET_DIR="$beside" cargo build -p millpond-fake-libcuda

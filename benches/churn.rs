@@ -4,8 +4,6 @@
 //! powers of two from 512 bytes to 2 MiB. Aims: ours at 100 k alive at most 1.5 times ours at 1 k; at 20 k at least five
 //! times faster than two trees. In the same run, what memory allows: a load of one record among as many as there are blocks.
 
-mod rivals;
-
 use rivals::chase::Chase;
 use rivals::clock::{Times, heading, number, show};
 use rivals::workload::{Workload, slots};

@@ -12,21 +12,17 @@
 //! complete. It makes each call at its time in the log; with `--at-once` right after the one before, so that little is complete. Everything else is as the environment says (`MILLPOND_*`). The oracle and the contents are off: tests judge order; here bytes are
 //! counted. So all figures but the seconds are the same on every machine.
 //!
-//! A line for each policy: the most bytes taken over the most bytes live, as asked for; what the driver's memory calls cost, by the simulated prices, in
+//! A line for each policy: the most bytes taken over the most bytes live, as requested; what the driver's memory calls cost, by the simulated prices, in
 //! microseconds an allocation and in percent of the log's own time; how many there were; the waits that were put between streams, and the host's; the time of the whole device
 //! work over that of a run whose memory costs nothing. With `--check` it ends with 1 if a mean or a line is above its aim.
 
-#[allow(dead_code, reason = "the other benches need the rest")]
-#[path = "rivals/clock.rs"]
-mod clock;
-
-use clock::option;
 use millpond::Config;
 use millpond::allocator::Policy;
 use millpond::trace::{self, Action, Log, StreamNo};
 use millpond_replay::import::{self, Options, Trace};
 use millpond_replay::{Outcome, Workload, replay_log};
 use millpond_sim::{Call, Sim};
+use rivals::clock::option;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,7 +32,7 @@ use std::time::Instant;
 const CAPACITY: u64 = 141 << 30;
 
 /// A policy and its aims for workloads on their own streams: the geometric mean, with the host running ahead and not, and the worst. They are for virtual
-/// memory under the pools, which is not built; plain segments miss them. Those of `latency` are near what a simulation of windows without moves gave: 1.073
+/// memory under the pools (`MILLPOND_VIRTUAL=auto`); plain segments miss them. Those of `latency` are near what a simulation of windows without moves gave: 1.073
 /// on one stream.
 struct Aim {
     policy: Policy,
@@ -180,7 +176,7 @@ fn main() -> ExitCode {
     if flag("check") { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The recorded logs that were asked for, by name.
+/// The requested recorded logs, by name.
 fn logs() -> Vec<Log> {
     let folder = option("traces").unwrap_or_else(|| "tests/traces".into());
     let only = option("only");
@@ -216,18 +212,12 @@ fn on_one_stream(log: &Log) -> Log {
         };
         made(call.block(), call.bytes(), StreamNo(0), call.thread(), call.micros())
     });
-    Log { calls: calls.collect(), streams: vec![0], ..log.clone() }
+    Log::new(&log.name, calls.collect(), vec![0], log.threads.clone())
 }
 
 fn replayed(log: &Log, policy: Policy, over: &str, ahead: u64) -> Outcome {
     let streams = (over != "own").then(|| number("streams", over) as u32);
-    let workload = Workload {
-        streams,
-        threads: Some(1),
-        run_ahead: ahead,
-        paced: !flag("at-once"),
-        ..Workload::default()
-    };
+    let workload = Workload::default().streams(streams).threads(1).run_ahead(ahead).paced(!flag("at-once"));
     let sim = Sim::new(CAPACITY).oracle(false).contents(false);
     let config = Config::from_env().expect("the environment's options").policy(policy);
     let outcome = replay_log(log, &workload, sim, config, &|_| ()).expect("a replay");

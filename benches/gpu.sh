@@ -2,20 +2,22 @@
 # On a machine with an NVIDIA GPU, and no Rust: the tests on the real device, the proof that they can fail, the main job with
 # blocks written and checked by our kernels, and what a call costs beside other allocators.
 #   benches/gpu.sh [quick] [STAGE...]
-#   suite     tests/cuda_backend.rs, tests/cudarc_types.rs and tests/on_gpu.rs
+#   suite     tests/cuda_backend.rs, tests/cudarc_types.rs and tests/on_gpu.rs, this with plain segments and with windows
 #   flight    the in-flight test, thousands of rounds
 #   planted   the same test in a build with planted bugs, which it must find (benches/planted)
 #   memcheck  compute-sanitizer's memcheck over the suite, fewer rounds
-#   soak      ten million pairs and a million frees behind another stream: memory of process and device stays flat (examples/gpu_soak.rs)
+#   soak      ten million pairs and a million frees behind another stream: memory of process and device stays flat (benches/gpu/gpu_soak.rs)
 #   replay    every recorded workload on four streams, every byte of every block checked
-#   examples  the examples that anybody reads first, on the simulated device and on this one, and what they say of it
-#   demos     a peer's fault and ours, side by side (benches/peers/), by the rows of tests/architecture/requirements.rs
-#   rows      what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
-#             where a first one has freed as much, beside two peers (examples/gpu_rows.rs, benches/peers/t13.py)
-#   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (examples/gpu_transfers)
+#   examples  the examples to read first, on the simulated device and on this one, and what they say of it
+#   demos     a peer's fault and ours, side by side (benches/peers/), by the requirements of tests/architecture/requirements.rs
+#   costs     what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
+#             where a first one has freed as much, beside two peers (benches/gpu/gpu_costs.rs, benches/peers/t13.py)
+#   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (benches/gpu/gpu_transfers)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
 #   ends      forks, exits and a closed library with memory alive and work pending, from C, Python and PyTorch (plug/gpu/ends_checks.*)
+#   footprint what PyTorch's programs take of the device and how long a step takes, ours beside PyTorch's own allocators, and the trials D5, D6, D9 and
+#             D10 (plug/gpu/footprint.py); MILLPOND_JSON names a file for each run's figures, MILLPOND_FOOTPRINT holds further arguments
 #   taken     what the recorded workloads take of the device, ours beside PyTorch's (benches/peers/taken.py)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
@@ -32,10 +34,10 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos rows transfers cublas plug ends taken rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers cublas plug ends footprint taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
-# Says the commit. What a stale pack measured would be told of another source.
+# Says the commit. What a stale pack measured would be reported for another source.
 benches/gpu-fresh check "$bin" || exit 1
 # A kernel not yet loaded would wait for running ones at its first launch.
 export CUDA_MODULE_LOADING=EAGER
@@ -65,6 +67,8 @@ stage_suite() {
         echo "--- $(basename "$test")"
         within 200 "$test" --test-threads=1 || { status=$?; echo "$(basename "$test") ended with $status"; failed=1; }
     done
+    echo "--- test-on_gpu with virtual memory beneath the pools"
+    MILLPOND_VIRTUAL=auto within 200 "$bin/test-on_gpu" --test-threads=1 || { echo "ended with $?"; failed=1; }
     return "$failed"
 }
 
@@ -104,12 +108,12 @@ stage_memcheck() {
     # closed gate, or show that it does not wait; `suite` runs them without the tool. A test that is not named here and makes
     # such a call fails when its gate's time is over. And a module that goes ends a capture under the tool, which it does not
     # otherwise.
-    local waiting=(habits::a_context_event_covers_every_kind_of_stream habits::a_destroyed_stream_goes_on
-        habits::everything_else_waits_for_nothing reuse::a_free_by_an_unknown_stream_is_respected
-        rows::c07_per_thread_default_streams_are_known_by_their_ids rows::d03_a_stream_dropped_with_work_pending
-        rows::s06_stream_wait_is_local
+    local waiting=(driver_behaviour::a_context_event_covers_every_kind_of_stream driver_behaviour::a_destroyed_stream_goes_on
+        driver_behaviour::everything_else_waits_for_nothing reuse::a_free_by_an_unknown_stream_is_respected
+        requirements::c07_per_thread_default_streams_are_known_by_their_ids requirements::d03_a_stream_dropped_with_work_pending
+        requirements::s06_stream_wait_is_local
         transfers::a_shared_source_lives_until_every_copy_is_done
-        somebody_elses_capture_survives_the_end_of_the_backend)
+        a_capture_by_other_code_survives_the_end_of_the_backend)
     local skips=() name all
     all="$(for test in "$bin"/test-*; do "$test" --list --format terse; done)"
     for name in "${waiting[@]}"; do
@@ -168,7 +172,7 @@ stage_replay() {
     return "$failed"
 }
 
-# Each compares what the device computed with what it should have. One that had run elsewhere than it was told would say so.
+# Each compares what the device computed with what it should have. One that ran elsewhere than requested prints that.
 stage_examples() {
     local failed=0 example where log="$here/example.log" status said
     for example in first_steps two_streams share_between_streams; do
@@ -202,7 +206,7 @@ demo() {
         PYTHONDONTWRITEBYTECODE=1 within 90 python3 "benches/peers/$script.py" "$runs" || status=$?
         [ "$status" = 0 ] || [ "$status" = 77 ] || echo "the peer's script ended with $status"
     fi
-    MILLPOND_DEMO=1 one_test 60 "rows::$3" || return 1
+    MILLPOND_DEMO=1 one_test 60 "requirements::$3" || return 1
     [ "$status" = 0 ] || return 77
 }
 
@@ -240,17 +244,17 @@ tables() {
 }
 
 # Ours first; the peers' lines belong to the table that it ends with. As for the demonstrations, half a comparison is none.
-stage_rows() {
+stage_costs() {
     local status=0 peers=0
-    within 60 "$bin/gpu_rows" $size >"$here/rows.txt" || status=$?
+    within 60 "$bin/gpu_costs" $size >"$here/costs.txt" || status=$?
     if ! command -v python3 >/dev/null; then
         echo "SKIPPED: T13's peers, there is no python3"
         peers=77
     else
-        PYTHONDONTWRITEBYTECODE=1 within 90 python3 benches/peers/t13.py >>"$here/rows.txt" || peers=$?
+        PYTHONDONTWRITEBYTECODE=1 within 90 python3 benches/peers/t13.py >>"$here/costs.txt" || peers=$?
         [ "$peers" = 0 ] || [ "$peers" = 77 ] || echo "the peers' script ended with $peers"
     fi
-    tables "$here/rows.txt"
+    tables "$here/costs.txt"
     [ "$status" = 0 ] || return "$status"
     [ "$peers" = 0 ] || return 77
 }
@@ -286,6 +290,16 @@ stage_taken() {
     command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
     MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 \
         within 400 python3 benches/peers/taken.py tests/traces/*.csv.gz
+}
+
+stage_footprint() {
+    local more=()
+    command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
+    [ -z "${MILLPOND_JSON:-}" ] || more+=(--json "$MILLPOND_JSON")
+    [ -z "$size" ] || more+=(--rounds 1)
+    # shellcheck disable=SC2086  # words or none
+    MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
+        within 560 python3 plug/gpu/footprint.py "${more[@]}" ${MILLPOND_FOOTPRINT:-}
 }
 
 stage_plug() {
@@ -367,7 +381,7 @@ stage_rivals() {
     return "$failed"
 }
 
-# From MILLPOND_WORLDS_PART on, as many of the parts as there is time for: a next run goes on behind the last that was told.
+# From MILLPOND_WORLDS_PART on, as many of the parts as there is time for: the next run goes on behind the last that was printed.
 stage_worlds() {
     local parts="${MILLPOND_WORLDS_PARTS:-40}" part="${MILLPOND_WORLDS_PART:-1}" end=$((SECONDS + ${MILLPOND_WORLDS_SECONDS:-500}))
     local status
@@ -380,7 +394,7 @@ stage_worlds() {
     done
 }
 
-# Builds benches/peers.cpp into the temporary folder under a name, with what else the compiler is to be told.
+# Builds benches/peers.cpp into the temporary folder under a name, with more options for the compiler.
 build_peers() {
     local to="$1"
     shift

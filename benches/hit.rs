@@ -12,8 +12,6 @@
     reason = "the macros make public functions and constants that no line here can document"
 )]
 
-mod rivals;
-
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Stream};

@@ -6,15 +6,13 @@
 //! and each free joins it again. Beside it the easy case, an exact fit, and the same two for the rivals. What the system
 //! does to a thread (interrupts, other processes) is in the worst figures of all lines alike.
 
-mod rivals;
-
 use rivals::clock::{heading, number};
 use rivals::{GRANULE, Line, Malloc, Offset, Ours, Trees};
 use std::time::Instant;
 
 /// Chunks in each of the two bins.
 const CROWD: usize = 400;
-/// What is asked for, in granules: the bin of 2 MiB holds 4096 to 4351.
+/// What is requested, in granules: the bin of 2 MiB holds 4096 to 4351.
 const ASKED: u64 = 4300;
 
 fn main() {

@@ -1,4 +1,4 @@
-// What a call costs with the allocators that others use, on the work files that gpu_bench makes (examples/gpu_bench.rs says
+// What a call costs with the allocators that others use, on the work files that gpu_bench makes (benches/gpu/gpu_bench.rs says
 // what is in them), in rows of the same shape. benches/gpu.sh builds and runs it.
 //   peers DIR async|torch|LIBRARY|LIBRARY:unmanaged [quick]
 // Built with -DWITH_TORCH it has PyTorch's native allocator; cudaMallocAsync is always there. LIBRARY is our own C library, by

@@ -4,8 +4,6 @@
 //! churns a thousand blocks of its own. A pool is a stream's, so that threads on their own streams share nothing; the lines
 //! under one lock share it. N is the number of cores unless said otherwise; scaling is for a machine whose cores are idle.
 
-mod rivals;
-
 use rivals::clock::{heading, number};
 use rivals::workload::{Workload, slots};
 use rivals::{Line, Malloc, Offset, Ours, Trees};

@@ -8,8 +8,6 @@
 //! request only from a chunk of the very same size (row T6: a fraction of it where lengths vary, about the same where
 //! shapes are fixed).
 
-mod rivals;
-
 use millpond::Config;
 use millpond::allocator::Growth;
 use millpond_replay::import::{self, Trace};

@@ -1,5 +1,5 @@
 //! One array, written on one stream, read by two others at the same time, written again behind both, and dropped while all
-//! of that is still to run. Its bytes go to somebody else, in order.
+//! of that is still to run. Its bytes are reused, in order.
 //!
 //! Runs on the simulated device, which also judges the order:  `cargo run --example share_between_streams`
 //! Runs on a GPU:                                              `cargo run --example share_between_streams -- gpu`

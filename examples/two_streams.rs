@@ -35,7 +35,7 @@ pub(crate) fn sums<D: Driver + Kernels>(
         let (x, sent) = gpu.array_from_pinned(buffer, copy)?; // returns at once
         travelling.push(sent);
         let mut sum = gpu.uninit::<f32>(1, work)?;
-        kernel::reduce_sum(&x, &mut sum, work)?; // `work` waits for this copy, on the device; `copy` waits for nobody
+        kernel::reduce_sum(&x, &mut sum, work)?; // `work` waits for this copy, on the device; `copy` does not wait
         results.push(sum.to_pinned(work)?);
         // Here `x` is dropped, long before its copy has run: its bytes are reused behind the kernel that reads them.
     }

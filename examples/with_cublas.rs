@@ -9,6 +9,8 @@ use cudarc::cublas::{CudaBlas, Gemm, GemmConfig};
 use millpond::cuda::Cuda;
 use millpond::half::f16;
 use millpond::{Allocator, Config, DeviceArray, Stream, kernel};
+// For this repository's sake alone: has compiled an allocator for this device already.
+use millpond_testkit as _;
 use std::error::Error;
 
 /// Rows and columns of each matrix, as cuBLAS counts and as Rust does.

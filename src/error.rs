@@ -6,9 +6,11 @@
 
 mod difference;
 mod memory;
+mod sharing;
 
 pub use difference::Difference;
 pub use memory::{Holder, OutOfMemory};
+pub use sharing::NotShareable;
 
 pub use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
 
@@ -100,7 +102,7 @@ pub enum ExternalRangeKind {
 #[non_exhaustive]
 pub enum Error {
     /// The request is above what a range can ever be.
-    #[error("asked for {requested} bytes; one allocation holds at most {max}: split the request")]
+    #[error("requested {requested} bytes; one allocation holds at most {max}: split the request")]
     TooLarge {
         /// Requested bytes.
         requested: u64,
@@ -108,7 +110,7 @@ pub enum Error {
         max: u64,
     },
     /// The alignment is not a power of two, or above what a range can have.
-    #[error("asked for an alignment of {requested} bytes; it must be a power of two up to {max}")]
+    #[error("requested an alignment of {requested} bytes; it must be a power of two up to {max}")]
     BadAlignment {
         /// Requested bytes.
         requested: u64,
@@ -118,9 +120,22 @@ pub enum Error {
     /// No memory, with the facts.
     #[error("{0}")]
     OutOfMemory(#[source] Box<OutOfMemory>),
+    /// An address at which no memory of this allocator lies, or a range that is not all in one of its segments.
+    #[error(
+        "{bytes} bytes at {address} are not in one segment of this allocator's: give an address within a block that it allocated, and no external memory"
+    )]
+    UnknownAddress {
+        /// The first address given.
+        address: Addr,
+        /// How many bytes from there.
+        bytes: u64,
+    },
+    /// Memory that another process cannot open as requested.
+    #[error("{0}")]
+    NotShareable(#[source] Box<NotShareable>),
     /// The request would exceed a limit of its user ([`wrap::Limited`](crate::wrap::Limited)).
     #[error(
-        "asked for {} where {} of at most {} are live: free something, or raise this limit (set_limit)",
+        "requested {} where {} of at most {} are live: free something, or raise this limit (set_limit)",
         bytes(*requested),
         bytes(*allocated),
         bytes(*max)
@@ -155,7 +170,7 @@ pub enum Error {
     /// The stream is capturing a graph: what is allocated or queued on it would become a part of that, and be replayed into bytes long after they are
     /// reused; and a wait for it, or for the device, would end the capture.
     #[error(
-        "{} is capturing a graph, which can be replayed when memory of ours is somebody else's, and which no wait survives: allocate before the capture, and do the rest when it has ended",
+        "{} is capturing a graph, which can be replayed after this memory has another owner, and which no wait survives: allocate before the capture, and do the rest when it has ended",
         stream.map_or_else(|| "the stream".to_owned(), |s| s.to_string())
     )]
     Capturing {
@@ -259,6 +274,11 @@ impl From<Unavailable> for Error {
 impl From<Mismatch> for Error {
     fn from(m: Mismatch) -> Error {
         Error::Mismatch(Box::new(m))
+    }
+}
+impl From<NotShareable> for Error {
+    fn from(n: NotShareable) -> Error {
+        Error::NotShareable(Box::new(n))
     }
 }
 impl From<Difference> for Error {

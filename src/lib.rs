@@ -47,6 +47,7 @@ pub mod error;
 pub mod interop;
 pub mod kernel;
 #[doc = concat!("[why not always]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/decisions/unpin-to-wait.md")]
+#[doc = concat!("[why not these]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/decisions/seen-edges.md")]
 #[doc = ""]
 #[doc = include_str!("../docs/ordering.md")]
 #[allow(clippy::doc_markdown)] // K_t and H_u are formulas there.
@@ -66,8 +67,8 @@ pub use millpond_core::{heap, order};
 use millpond_core::{laws, physical};
 
 pub use allocator::{
-    Allocation, Allocator, Config, Event, Growth, Limit, PinnedAllocation, Policy, RawAllocation, Reuse,
-    Stream, Trim, Trimmed, VirtualMemory,
+    Allocation, Allocator, Config, Event, Footprint, Group, Growth, Handles, Limit, PinnedAllocation, Policy,
+    RawAllocation, Reuse, Stream, Trim, Trimmed, VirtualMemory,
 };
 #[cfg(all(feature = "cuda", not(any(loom, shuttle))))]
 pub use millpond_cuda as cuda;

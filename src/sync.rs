@@ -86,6 +86,10 @@ impl<T, K: LockKind> Ranked<T, K> {
                 taken.set(all);
             });
         });
+        #[cfg(debug_assertions)]
+        if self.rank == Rank::Grower {
+            in_turn(true);
+        }
         let held = Held { rank: self.rank };
         #[cfg(shuttle)]
         next::ranked(self.rank as u8);
@@ -147,6 +151,9 @@ impl<T, K: LockKind> core::ops::DerefMut for RankedGuard<'_, T, K> {
 impl Drop for Held {
     fn drop(&mut self) {
         HELD.with(|h| h.set(h.get() & !(1 << (self.rank as u8))));
+        if self.rank == Rank::Grower {
+            in_turn(false);
+        }
     }
 }
 

@@ -262,7 +262,8 @@ fn every_kind_of_stream_has_one_identity() {
     let permanent = unsafe { cuda.permanent_stream(native.cu_stream()) }.expect("declared");
     assert_eq!(permanent.info(), a.info());
 
-    let blocking = cuda.create_stream(StreamOptions { blocking: true, priority: -1 }).expect("a stream");
+    let blocking =
+        cuda.create_stream(StreamOptions::default().blocking(true).priority(-1)).expect("a stream");
     assert_eq!(blocking.info().kind, StreamKind::Blocking);
     let legacy = cuda.legacy_stream().expect("the legacy stream");
     assert_eq!(legacy.info().kind, StreamKind::LegacyDefault);
@@ -305,7 +306,7 @@ fn every_kind_of_stream_has_one_identity() {
 /// was made with: what was asked for, cut to the device's range.
 #[test]
 #[allow(unsafe_code, reason = "the driver's own answers")]
-fn a_stream_has_the_priority_that_was_asked_for() {
+fn a_stream_has_the_requested_priority() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("a context for the questions");
     let (mut least, mut greatest) = (0, 0);
@@ -317,7 +318,10 @@ fn a_stream_has_the_priority_that_was_asked_for() {
         for (asked, given) in
             [(0, 0), (-1, -1), (greatest, greatest), (i32::MIN, greatest), (i32::MAX, least)]
         {
-            let made = rig.cuda.create_stream(StreamOptions { blocking, priority: asked }).expect("a stream");
+            let made = rig
+                .cuda
+                .create_stream(StreamOptions::default().blocking(blocking).priority(asked))
+                .expect("a stream");
             let mut found = 1;
             // SAFETY: the pointer is a local's, and the stream is alive.
             let code = unsafe { sys::cuStreamGetPriority(made.handle(), &raw mut found) };
@@ -329,7 +333,7 @@ fn a_stream_has_the_priority_that_was_asked_for() {
 }
 
 #[test]
-fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator() {
+fn a_capture_by_other_code_survives_beside_a_growing_trimming_waiting_allocator() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("cudarc's");
     let native = theirs.new_stream().expect("a stream");
@@ -364,7 +368,7 @@ fn somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator()
     drop(pinned);
     ended(&native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
     assert!(!rig.cuda.is_capturing(&known).expect("asked"));
-    rig.cuda.record_context(&event).expect("nobody captures now");
+    rig.cuda.record_context(&event).expect("no capture is open now");
     drop((before, home, other, foreign, known, event));
     drop(gpu);
     drop((native, theirs));
@@ -385,7 +389,7 @@ fn a_capture_on_any_known_stream_survives_a_context_wide_marker() {
         assert_eq!(kind(rig.cuda.record_context(&event)), DriverErrorKind::Capturing);
         ended(native).unwrap_or_else(|code| panic!("the capture was lost: code {}", code as u32));
     }
-    rig.cuda.record_context(&event).expect("nobody captures now");
+    rig.cuda.record_context(&event).expect("no capture is open now");
     drop((known, event, natives, theirs));
     rig.clean();
 }
@@ -450,7 +454,7 @@ fn asking_a_captured_stream_what_it_is_ends_the_capture() {
         native.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL).expect("begun");
         assert_eq!(ask(), sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "{what}");
         let lost = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-        assert_eq!(ended(&native), Err(lost), "{what} was told, and the capture lives");
+        assert_eq!(ended(&native), Err(lost), "{what} was reported, and the capture survives");
         assert_eq!(ask(), sys::CUresult::CUDA_SUCCESS, "{what}, behind the capture");
     }
     drop((native, theirs));
@@ -483,7 +487,7 @@ fn a_stream_ordered_segment_ends_a_capture_outside_a_relaxed_batch() {
 
 /// The last value of a context gives back its kernels, and what they needed, in the middle of a capture by other code.
 #[test]
-fn somebody_elses_capture_survives_the_end_of_the_backend() {
+fn a_capture_by_other_code_survives_the_end_of_the_backend() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("cudarc's");
     let native = theirs.new_stream().expect("a stream");
@@ -667,7 +671,7 @@ fn pinned_memory_is_write_combined_on_request_only() {
         let array = gpu.pinned_zeros::<u8>(4096).expect("pinned");
         let back = gpu.zeros::<u8>(4096, &s).expect("an array").to_pinned(&s).expect("queued").wait();
         let plain = [block.as_ptr().as_ptr().cast_const(), array.as_ptr(), back.expect("copied").as_ptr()];
-        assert_eq!(plain.map(asked_for), [0; 3], "nobody asked");
+        assert_eq!(plain.map(asked_for), [0; 3], "there was no query");
         let cached = gpu.pinned_uninit_as::<u8>(4096, HostKind::Cached).expect("pinned");
         let combined = gpu.pinned_uninit_as::<u8>(4096, HostKind::WriteCombined).expect("pinned");
         assert_eq!([cached.as_ptr(), combined.as_ptr()].map(asked_for), [0, WRITE_COMBINED]);
@@ -837,7 +841,7 @@ fn a_gate_holds_its_stream_until_it_is_opened_or_its_time_is_over() {
 
     let short = cuda.gate(&held, Duration::from_micros(50)).expect("closed");
     cuda.synchronize_stream(&held).expect("its time is over");
-    assert!(short.timed_out(), "nobody opened it");
+    assert!(short.timed_out(), "it was never opened");
     drop(short);
     // Dropped, it opens: the cells are used again.
     for _ in 0..200 {
@@ -977,7 +981,7 @@ fn a_hit_makes_no_driver_call() {
     unsafe_code,
     reason = "raw handles are promises; the end of a capture, without making a graph executable"
 )]
-fn a_stream_is_asked_in_one_call_whatever_is_current() {
+fn a_stream_is_queried_in_one_call_whatever_is_current() {
     let Some(rig) = rig() else { return };
     let theirs = CudaContext::new(0).expect("cudarc's");
     theirs.bind_to_thread().expect("bound");
@@ -1058,7 +1062,7 @@ fn little_log() -> Log {
 fn a_log_is_replayed_with_its_blocks_written_and_checked_by_our_kernels() {
     let Some(rig) = rig() else { return };
     let log = little_log();
-    let workload = Workload { streams: Some(4), uses: 0.3, seed: 3, repeat: 2, ..Workload::default() };
+    let workload = Workload::default().streams(4).uses(0.3).seed(3).repeat(2);
     let outcome =
         replay_log(&log, &workload, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
     assert!(outcome.is_clean(), "{outcome:?}");
@@ -1076,7 +1080,7 @@ fn a_log_is_replayed_with_its_blocks_written_and_checked_by_our_kernels() {
 #[test]
 fn a_broken_program_is_convicted_on_the_stand_in() {
     let Some(rig) = rig() else { return };
-    let workload = Workload { streams: Some(4), uses: 0.5, broken: 0.5, seed: 3, ..Workload::default() };
+    let workload = Workload::default().streams(4).uses(0.5).broken(0.5).seed(3);
     replay_log(&little_log(), &workload, rig.cuda.clone(), Config::default(), &|_| {}).expect("replayed");
     let Rig { cuda, fake, _turn } = rig;
     drop(cuda);

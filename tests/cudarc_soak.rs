@@ -3,7 +3,7 @@
 //!
 //! The library and cudarc are linked into this program, so that the host memory of both is counted by this program's allocator; the
 //! stand-in is a library of its own, with an allocator of its own. Each program runs on a device that runs at once and on one that
-//! runs as late as legal. Two of them are loops of `examples/gpu_rows.rs`, one is the README's program for a GPU; `tests/soak/complete.rs` says which examples that need CUDA
+//! runs as late as legal. Two of them are loops of `benches/gpu/gpu_costs.rs`, one is the README's program for a GPU; `tests/soak/complete.rs` says which examples that need CUDA
 //! have none here, and why. It synchronises once in 100 rounds, behind the library's back: by cudarc's own call.
 //!
 //! 4,000 rounds, or what `MILLPOND_SOAK_ROUNDS` says ([`FEWEST`] or more); `MILLPOND_SOAK_SEED` begins the random programs at another seed.
@@ -11,9 +11,9 @@
 
 #![cfg(feature = "cuda")]
 
-#[path = "../examples/gpu_rows.rs"]
+#[path = "../benches/gpu/gpu_costs.rs"]
 #[allow(dead_code, unreachable_pub, reason = "an example, two of whose loops are called")]
-mod gpu_rows;
+mod gpu_costs;
 
 #[path = "soak/judge.rs"]
 mod judge;
@@ -30,7 +30,7 @@ mod world;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream};
 use judge::{
-    Counts, Highest, PERIOD, Windows, first_tenth, grown_or_rising, rounds, rounds_asked, runs_away,
+    Counts, Highest, PERIOD, Windows, first_tenth, grown_or_rising, rounds, rounds_requested, runs_away,
 };
 use millpond::cuda::Cuda;
 use millpond::driver::{Host, HostKind};
@@ -39,7 +39,10 @@ use millpond_testkit::counting::{self, Account};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config as Proptest, RngAlgorithm, TestRng, TestRunner};
 use remote::{Fake, When};
-use rig::{Adopted, Given, Ours, Rig, Spoils, Unknown, Words, count_up, given, iota, read, rig_when, sevens};
+use rig::{
+    Adopted, Ours, Rig, StoresError, TestStream, Unknown, Words, array_of_sevens, iota, launch_iota, read,
+    rig_on, test_stream,
+};
 use std::fmt::Write;
 use std::sync::Arc;
 use world::{ARRAYS, Call, HOSTS, World, all_calls, calls, relaxed};
@@ -78,16 +81,17 @@ impl Bench {
         self.gpu.pinned_zeros(WORDS).expect("pinned")
     }
     /// A stream of every kind that cudarc can be given: two of the other value, which are unknown like the third.
-    fn streams(&self) -> Vec<Given> {
+    fn streams(&self) -> Vec<TestStream> {
         let (rig, other) = (&self.rig, &self.others[0]);
-        let mut all: Vec<_> = [Ours, Adopted, Unknown].map(|whose| given(rig, &self.gpu, whose)).into();
+        let mut all: Vec<_> =
+            [Ours, Adopted, Unknown].map(|origin| test_stream(rig, &self.gpu, origin)).into();
         let unknown = [
             rig.ctx.default_stream(),
             rig.ctx.per_thread_stream(),
             other.default_stream(),
             other.new_stream().expect("a stream"),
         ];
-        all.extend(unknown.map(|theirs| Given { theirs, ours: None }));
+        all.extend(unknown.map(|theirs| TestStream { theirs, ours: None }));
         all
     }
 }
@@ -105,7 +109,7 @@ const MADE: [(&str, &[&str], &[&str]); 7] = [
     ("pinned ranges", &["cuMemHostAlloc", "cuMemAllocHost_v2"], &["cuMemFreeHost"]),
 ];
 
-const COUNTERS: usize = 15 + MADE.len() + 2;
+const COUNTERS: usize = 18 + MADE.len() + 2;
 
 /// Reads every counter. What it needs itself is given back before it returns.
 fn counts(bench: &Bench, fake: &Fake) -> Counts<COUNTERS> {
@@ -150,7 +154,7 @@ fn try_soak(name: &str, program: Program, when: When, rounds: u64) -> Option<Str
 
 /// What it says of a bench of its own; where that is nothing, nothing may be left at the end, which says less than what grew.
 fn on_a_bench(when: When, rounds: u64, period: u64, judge: impl FnOnce(&Bench) -> String) -> Option<String> {
-    let rig = rig_when(when)?;
+    let rig = rig_on(when)?;
     if rig.fake.is_none() {
         remote::not_built();
         return None;
@@ -165,7 +169,7 @@ fn on_a_bench(when: When, rounds: u64, period: u64, judge: impl FnOnce(&Bench) -
         // Before the rig, which is what keeps other tests from the driver meanwhile.
         drop((gpu, others));
         if grew.is_empty() {
-            rig.clean();
+            rig.check_clean();
         }
         grew
     }))
@@ -203,7 +207,7 @@ fn watch(name: &str, bench: &Bench, program: Program, mut look: impl FnMut(&Coun
     drop(round);
     let (first, last) = (early.0.expect("rounds"), late.0.expect("rounds"));
     let found = grown_or_rising((&first, &last), PART, &parts, rounds / bench.period);
-    if rounds_asked().is_some() {
+    if rounds_requested().is_some() {
         let took = (done, start.elapsed().as_secs_f64());
         remote::say(&judge::line(name, took, &first, &last, &found));
     }
@@ -272,8 +276,8 @@ programs! {
     an_array_that_is_only_read: only_read;
     an_array_that_is_only_read_beside_captures: only_read_beside_captures;
     a_pinned_array_that_is_only_read: pinned_only_read;
-    the_small_program_of_gpu_rows: small_program;
-    the_chain_of_gpu_rows: chain;
+    the_small_program_of_gpu_costs: small_program;
+    the_chain_of_gpu_costs: chain;
     the_readmes_program: readme;
     random_0: |b| random(b, 0);
     #[ignore = "takes long: run by .ci/soak"]
@@ -294,7 +298,7 @@ programs! {
 /// Borrowed on one stream after the other, and never freed.
 fn arrays_that_stay(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
-    let (mut x, mut y) = (sevens(&b.gpu, &home), b.zeros(&home));
+    let (mut x, mut y) = (array_of_sevens(&b.gpu, &home), b.zeros(&home));
     Box::new(move |i| {
         let on = |n: u64| &streams[(i + n) as usize % streams.len()].theirs;
         on(0).memcpy_dtod(&x, &mut y).expect("queued");
@@ -306,23 +310,23 @@ fn arrays_that_stay(b: &Bench) -> Round<'_> {
     })
 }
 
-/// `examples/gpu_rows.rs`, T1: allocate, copy in, kernel, copy out, free. Of 1 KiB in place of a MiB.
+/// `benches/gpu/gpu_costs.rs`, T1: allocate, copy in, kernel, copy out, free. Of 1 KiB in place of a MiB.
 fn small_program(b: &Bench) -> Round<'_> {
     b.rig.cuda.load_kernels().expect("the built-in kernels");
-    let pool = gpu_rows::Pool { home: b.home(), gpu: b.gpu.clone() };
+    let pool = gpu_costs::Pool { home: b.home(), gpu: b.gpu.clone() };
     let host = b.rig.cuda.pin(BYTES, HostKind::Cached).expect("pinned");
     Box::new(move |_| {
-        gpu_rows::program(&b.rig.cuda, Some(&pool), pool.home.native(), &host, 1).expect("the example");
+        gpu_costs::program(&b.rig.cuda, Some(&pool), pool.home.native(), &host, 1).expect("the example");
     })
 }
 
-/// `examples/gpu_rows.rs`, T14: a chain of kernels, each on a block of its own that is freed behind it.
+/// `benches/gpu/gpu_costs.rs`, T14: a chain of kernels, each on a block of its own that is freed behind it.
 fn chain(b: &Bench) -> Round<'_> {
     b.rig.cuda.load_kernels().expect("the built-in kernels");
-    let mut frees = gpu_rows::Nothing { home: b.home(), gpu: b.gpu.clone() };
+    let mut frees = gpu_costs::Nothing { home: b.home(), gpu: b.gpu.clone() };
     Box::new(move |_| {
         let home = frees.home.native().clone();
-        gpu_rows::Frees::step(&mut frees, &b.rig.cuda, &home).expect("the example");
+        gpu_costs::Frees::step(&mut frees, &b.rig.cuda, &home).expect("the example");
     })
 }
 
@@ -336,7 +340,7 @@ fn readme(b: &Bench) -> Round<'_> {
 /// By streams that come and go.
 fn only_read(b: &Bench) -> Round<'_> {
     let home = b.home();
-    let (x, mut y) = (sevens(&b.gpu, &home), b.zeros(&home));
+    let (x, mut y) = (array_of_sevens(&b.gpu, &home), b.zeros(&home));
     Box::new(move |_| {
         let on = b.home();
         on.cudarc().expect("its alias").memcpy_dtod(&x, &mut y).expect("queued");
@@ -364,7 +368,7 @@ fn freed_with_readers(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
     let mut into: Vec<_> = (0..3).map(|_| b.zeros(&home)).collect();
     Box::new(move |i| {
-        let x = sevens(&b.gpu, &home);
+        let x = array_of_sevens(&b.gpu, &home);
         for (n, y) in into.iter_mut().enumerate() {
             streams[(i as usize + 2 * n) % streams.len()].theirs.memcpy_dtod(&x, y).expect("queued");
         }
@@ -374,12 +378,12 @@ fn freed_with_readers(b: &Bench) -> Round<'_> {
 /// A forgotten guard's use is open until the array is freed, so what stays is used with guards that are dropped.
 fn launches(b: &Bench, forget: bool) -> Round<'_> {
     let (home, kernel) = (b.home(), iota(&b.rig.ctx));
-    let works = [Ours, Adopted].map(|whose| given(&b.rig, &b.gpu, whose).ours.expect("known"));
+    let works = [Ours, Adopted].map(|origin| test_stream(&b.rig, &b.gpu, origin).ours.expect("known"));
     let mut stays = b.zeros(&home);
     Box::new(move |i| {
         let mut x = b.zeros(&home);
-        count_up(&kernel, i as u32, &mut x, &works[0], forget);
-        count_up(&kernel, 7, &mut stays, &works[i as usize % 2], false);
+        launch_iota(&kernel, i as u32, &mut x, &works[0], forget);
+        launch_iota(&kernel, 7, &mut stays, &works[i as usize % 2], false);
         let guard = x.read_on(&works[1]).expect("ordered");
         if forget {
             core::mem::forget(guard);
@@ -390,7 +394,8 @@ fn launches(b: &Bench, forget: bool) -> Round<'_> {
 /// Used by streams of both values; cudarc keeps events of the slice's uses.
 fn pooled_that_stays(b: &Bench) -> Round<'_> {
     let (home, streams) = (b.home(), b.streams());
-    let (mut slice, x) = (b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice"), sevens(&b.gpu, &home));
+    let (mut slice, x) =
+        (b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice"), array_of_sevens(&b.gpu, &home));
     let mut y = b.zeros(&home);
     Box::new(move |i| {
         let on = |n: u64| &streams[(i + n) as usize % streams.len()].theirs;
@@ -426,8 +431,8 @@ fn pooled_of_one_round(b: &Bench) -> Round<'_> {
     Box::new(move |i| {
         let mut slice = b.gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         streams[i as usize % streams.len()].theirs.memset_zeros(&mut slice).expect("queued");
-        for given in &streams {
-            given.theirs.memcpy_dtod(&slice.as_view(), &mut y).expect("queued");
+        for test_stream in &streams {
+            test_stream.theirs.memcpy_dtod(&slice.as_view(), &mut y).expect("queued");
         }
     })
 }
@@ -463,9 +468,9 @@ fn values_beside_a_slice(b: &Bench) -> Round<'_> {
 fn allocators_come_and_go(b: &Bench) -> Round<'_> {
     let (streams, mut y) = (b.streams(), b.zeros(&b.home()));
     Box::new(move |i| {
-        let gpu = b.rig.room_for(2);
+        let gpu = b.rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
-        let (x, mut host) = (sevens(&gpu, &home), gpu.pinned_zeros::<u32>(WORDS).expect("pinned"));
+        let (x, mut host) = (array_of_sevens(&gpu, &home), gpu.pinned_zeros::<u32>(WORDS).expect("pinned"));
         let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         if i % 2 == 0 {
             drop((home, gpu));
@@ -483,7 +488,7 @@ fn two_devices(b: &Bench) -> Round<'_> {
     let (cuda, context) = (Cuda::new(1).expect("a second device"), CudaContext::new(1).expect("its context"));
     let gpu = Allocator::new(cuda, Config::default()).expect("an allocator");
     let (here, there) = (b.home(), gpu.stream().expect("a stream"));
-    let (x, mut far) = (sevens(&b.gpu, &here), gpu.zeros::<u32>(WORDS, &there).expect("an array"));
+    let (x, mut far) = (array_of_sevens(&b.gpu, &here), gpu.zeros::<u32>(WORDS, &there).expect("an array"));
     let mut host = gpu.pinned_zeros::<u32>(WORDS).expect("pinned");
     let mut slice = gpu.cuda_slice::<u32>(WORDS, &there).expect("a slice");
     Box::new(move |i| {
@@ -514,23 +519,23 @@ fn pinned_that_stay(b: &Bench) -> Round<'_> {
     })
 }
 
-/// There and back; spoilt, neither copy is waited for by cudarc.
+/// There and back; with a stored error cudarc waits for neither copy.
 fn copies(
     there: &Arc<CudaStream>,
     back: &Arc<CudaStream>,
     up: &PinnedArray<u32, Cuda>,
     x: &mut Words,
     down: &mut PinnedArray<u32, Cuda>,
-    spoilt: bool,
+    stored_error: bool,
 ) {
-    if !spoilt {
+    if !stored_error {
         there.memcpy_htod(up, x).expect("sent");
         back.memcpy_dtoh(x, down).expect("fetched");
         return;
     }
-    there.memcpy_htod(up, &mut Spoils(&mut *x)).expect("queued");
+    there.memcpy_htod(up, &mut StoresError(&mut *x)).expect("queued");
     there.context().check_err().expect_err("cudarc did not wait");
-    back.memcpy_dtoh(&Spoils(&*x), down).expect("queued");
+    back.memcpy_dtoh(&StoresError(&*x), down).expect("queued");
     back.context().check_err().expect_err("cudarc did not wait");
 }
 
@@ -548,12 +553,12 @@ fn pinned_of_one_round(b: &Bench) -> Round<'_> {
 fn streams_come_and_go(b: &Bench) -> Round<'_> {
     let home = b.home();
     Box::new(move |i| {
-        for whose in [Ours, Adopted, Unknown] {
-            let (x, given) = (sevens(&b.gpu, &home), given(&b.rig, &b.gpu, whose));
-            let mut y = given.ours.as_ref().map_or_else(|| b.zeros(&home), |ours| b.zeros(ours));
-            given.theirs.memcpy_dtod(&x, &mut y).expect("queued");
+        for origin in [Ours, Adopted, Unknown] {
+            let (x, test_stream) = (array_of_sevens(&b.gpu, &home), test_stream(&b.rig, &b.gpu, origin));
+            let mut y = test_stream.ours.as_ref().map_or_else(|| b.zeros(&home), |ours| b.zeros(ours));
+            test_stream.theirs.memcpy_dtod(&x, &mut y).expect("queued");
             if i % 2 == 0 {
-                drop(given);
+                drop(test_stream);
             }
         }
         let theirs = b.others[0].new_stream().expect("a stream");
@@ -569,7 +574,7 @@ fn threads_come_and_go(b: &Bench) -> Round<'_> {
 
 /// The same with a synchronisation by the allocator behind each: nothing is left to be looked for among markers.
 fn threads_come_and_go_beside_synchronises(b: &Bench) -> Round<'_> {
-    threads(b, |gpu| gpu.synchronize().expect("nobody captures"))
+    threads(b, |gpu| gpu.synchronize().expect("no capture is open"))
 }
 
 fn threads(b: &Bench, behind: fn(&Allocator<Cuda>)) -> Round<'_> {
@@ -579,7 +584,7 @@ fn threads(b: &Bench, behind: fn(&Allocator<Cuda>)) -> Round<'_> {
         if i % every != 0 {
             return;
         }
-        let x = sevens(&b.gpu, &home);
+        let x = array_of_sevens(&b.gpu, &home);
         let theirs = || {
             b.rig.ctx.per_thread_stream().memcpy_dtod(&x, &mut y).expect("queued");
             b.others[0].per_thread_stream().memcpy_dtod(&x, &mut y).expect("queued");
@@ -648,8 +653,8 @@ fn captures(b: &Bench, seed: u64) -> Round<'_> {
     let seed = first_seed() + seed;
     let mut calls = drawn(seed);
     calls.retain_mut(|call| {
-        if let Call::Send { spoilt, .. } | Call::Fetch { spoilt, .. } = call {
-            *spoilt = false;
+        if let Call::Send { stored_error, .. } | Call::Fetch { stored_error, .. } = call {
+            *stored_error = false;
         }
         is_held(call)
     });

@@ -2,19 +2,19 @@
 //! (`cargo build -p millpond-fake-libcuda`), else on a real one; with neither, each test says that it was skipped.
 //!
 //! The four hazards of cudarc's own arrays (`tests/fake_libcuda/tests/hazards.rs` convicts them) are run again with ours:
-//! the same program, the same calls, on streams that the allocator made, that it adopted, and that it never heard of. The
+//! the same program, the same calls, on streams that the allocator made, that it adopted, and that it does not know. The
 //! device runs as late as legal, so that what is not ordered reads the next owner's bytes.
 
 #![cfg(feature = "cuda")]
 
 #[path = "cudarc_types/adopted.rs"]
 mod adopted;
+#[path = "cudarc_types/aliases_and_slices.rs"]
+mod aliases_and_slices;
 #[path = "cudarc_types/current.rs"]
 mod current;
 #[path = "cudarc_types/devices.rs"]
 mod devices;
-#[path = "cudarc_types/doors.rs"]
-mod doors;
 #[path = "cudarc_types/expected.rs"]
 mod expected;
 #[path = "cudarc_types/host.rs"]
@@ -51,12 +51,12 @@ const BYTES: u64 = 4 << 16;
 
 #[test]
 fn cudarcs_calls_take_arrays_and_views_of_ours_and_wait_across_streams() {
-    for whose in [Ours, Adopted, Unknown] {
+    for origin in [Ours, Adopted, Unknown] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(3);
+            let gpu = rig.allocator_for(3);
             let home = gpu.stream().expect("a stream");
-            let (one, two) = (given(&rig, &gpu, whose), given(&rig, &gpu, whose));
+            let (one, two) = (test_stream(&rig, &gpu, origin), test_stream(&rig, &gpu, origin));
             let mut x = gpu.zeros::<u32>(WORDS, &home).expect("zeroes");
             let mut y = gpu.uninit::<u32>(WORDS, &home).expect("an array");
             let data: Vec<u32> = (0..WORDS as u32).collect();
@@ -65,7 +65,7 @@ fn cudarcs_calls_take_arrays_and_views_of_ours_and_wait_across_streams() {
             two.theirs.memcpy_dtod(&x, &mut y).expect("behind the copy");
             one.theirs.memset_zeros(&mut x.slice_mut(..WORDS / 2)).expect("behind the reader");
             let (front, rear) = (&data[..WORDS / 2], &data[WORDS / 2..]);
-            assert_eq!(read(&one.theirs, &y), data, "{whose:?}: before the zeroes");
+            assert_eq!(read(&one.theirs, &y), data, "{origin:?}: before the zeroes");
             assert_eq!(two.theirs.clone_dtoh(&x.slice(WORDS / 2..)).expect("read"), rear);
             let mut view = y.view_mut();
             two.theirs.memcpy_htod(front, &mut view).expect("sent");
@@ -75,19 +75,19 @@ fn cudarcs_calls_take_arrays_and_views_of_ours_and_wait_across_streams() {
             let back = x.to_pinned(&home).expect("queued").wait().expect("done");
             assert_eq!((back[0], back[1], &back[WORDS / 2..]), (0, 0, rear));
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
 #[test]
 fn hazard_1_both_readers_are_waited_for() {
-    for whose in [Ours, Adopted, Unknown] {
+    for origin in [Ours, Adopted, Unknown] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(3);
+            let gpu = rig.allocator_for(3);
             let home = gpu.stream().expect("a stream");
-            let (one, two) = (given(&rig, &gpu, whose), given(&rig, &gpu, whose));
-            let shared = sevens(&gpu, &home);
+            let (one, two) = (test_stream(&rig, &gpu, origin), test_stream(&rig, &gpu, origin));
+            let shared = array_of_sevens(&gpu, &home);
             let at = shared.address().0;
             let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
             let mut b = gpu.uninit::<u32>(WORDS, &home).expect("room");
@@ -96,23 +96,23 @@ fn hazard_1_both_readers_are_waited_for() {
             drop(shared);
             let next = next_owner(&gpu, &home, at);
             home.synchronize().expect("the next owner has written");
-            assert_eq!(read(&one.theirs, &a), vec![7; WORDS], "{whose:?}: the first reader");
-            assert_eq!(read(&two.theirs, &b), vec![7; WORDS], "{whose:?}: the second reader");
+            assert_eq!(read(&one.theirs, &a), vec![7; WORDS], "{origin:?}: the first reader");
+            assert_eq!(read(&two.theirs, &b), vec![7; WORDS], "{origin:?}: the second reader");
             assert_eq!(read(&two.theirs, &next), vec![0; WORDS]);
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
 #[test]
 fn hazard_2_a_reader_whose_stream_was_dropped_is_waited_for() {
-    for whose in [Ours, Adopted, Unknown] {
+    for origin in [Ours, Adopted, Unknown] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(2);
+            let gpu = rig.allocator_for(2);
             let home = gpu.stream().expect("a stream");
-            let reader = given(&rig, &gpu, whose);
-            let shared = sevens(&gpu, &home);
+            let reader = test_stream(&rig, &gpu, origin);
+            let shared = array_of_sevens(&gpu, &home);
             let at = shared.address().0;
             let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
             reader.theirs.memcpy_dtod(&shared, &mut a).expect("a reader");
@@ -121,9 +121,9 @@ fn hazard_2_a_reader_whose_stream_was_dropped_is_waited_for() {
             drop(next_owner(&gpu, &home, at));
             home.synchronize().expect("the next owner has written");
             let after = gpu.stream().expect("a stream").cudarc().expect("its alias");
-            assert_eq!(read(&after, &a), vec![7; WORDS], "{whose:?}");
+            assert_eq!(read(&after, &a), vec![7; WORDS], "{origin:?}");
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -131,14 +131,14 @@ fn hazard_2_a_reader_whose_stream_was_dropped_is_waited_for() {
 fn hazard_3_a_stream_of_another_library_is_waited_for() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
         rig.ctx.bind_to_thread().expect("current");
         let foreign = result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream");
         #[allow(unsafe_code, reason = "the only way to wrap a foreign stream")]
         // SAFETY: just created in this context, and destroyed below, after the wrapper's last call.
         let wrapped = unsafe { rig.ctx.wrap_borrowed_stream(foreign) };
-        let shared = sevens(&gpu, &home);
+        let shared = array_of_sevens(&gpu, &home);
         let at = shared.address().0;
         let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
         wrapped.memcpy_dtod(&shared, &mut a).expect("a reader");
@@ -151,16 +151,16 @@ fn hazard_3_a_stream_of_another_library_is_waited_for() {
         let back = home.cudarc().expect("its alias");
         assert_eq!(read(&back, &a), vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
 fn hazard_3_every_threads_default_stream_is_a_stream_of_its_own() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let mine = gpu.adopt(rig.cuda.per_thread_stream().expect("mine")).expect("a pool");
-        let shared = sevens(&gpu, &mine);
+        let shared = array_of_sevens(&gpu, &mine);
         let at = shared.address().0;
         let mut a = gpu.uninit::<u32>(WORDS, &mine).expect("room");
         std::thread::scope(|scope| {
@@ -174,17 +174,17 @@ fn hazard_3_every_threads_default_stream_is_a_stream_of_its_own() {
         drop(next_owner(&gpu, &mine, at));
         assert_eq!(read(&mine.cudarc().expect("its alias"), &a), vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
 fn hazard_3_the_legacy_stream_is_waited_for() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream that does not wait for the legacy one");
         let legacy = rig.ctx.default_stream();
-        let shared = sevens(&gpu, &home);
+        let shared = array_of_sevens(&gpu, &home);
         let at = shared.address().0;
         let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
         legacy.memcpy_dtod(&shared, &mut a).expect("a reader, behind the sevens");
@@ -193,23 +193,23 @@ fn hazard_3_the_legacy_stream_is_waited_for() {
         home.synchronize().expect("the next owner has written");
         assert_eq!(read(&legacy, &a), vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
-fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_blames_nobody() {
+fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_leaves_no_error() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let home = gpu.stream().expect("a stream");
-        let (array, stranger) = (sevens(&gpu, &home), rig.ctx.new_stream().expect("a stream"));
-        let (at, seen) = (array.address().0, read(&stranger, &array));
+        let (array, unknown_stream) = (array_of_sevens(&gpu, &home), rig.ctx.new_stream().expect("a stream"));
+        let (at, seen) = (array.address().0, read(&unknown_stream, &array));
         std::thread::scope(|s| s.spawn(|| drop(array)).join()).expect("no panic");
         rig.ctx.mem_get_info().expect("an innocent call");
         drop(next_owner(&gpu, &home, at));
         assert_eq!(seen, vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// A borrowed use lasts until the array is borrowed exclusively and whole; what is then queued on the stream is not waited for.
@@ -217,10 +217,11 @@ fn hazard_4_a_drop_on_a_fresh_thread_leaks_nothing_and_blames_nobody() {
 fn a_write_to_the_whole_ends_what_was_borrowed() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let (home, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
         let theirs = work.cudarc().expect("its alias");
-        let (mut x, mut busy) = (sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &work).expect("room"));
+        let (mut x, mut busy) =
+            (array_of_sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &work).expect("room"));
         let waits = || {
             let calls = rig.cuda.calls();
             calls.iter().find(|(name, _)| *name == "cuStreamWaitEvent").map_or(0, |&(_, n)| n)
@@ -232,13 +233,13 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
         assert_eq!(waits() - before, 1, "the fill waits for the reader's stream");
         theirs.memset_zeros(&mut busy).expect("something else on the stream");
         x.fill_bytes(2, &home).expect("filled");
-        assert_eq!(waits() - before, 1, "and the next one for nobody");
+        assert_eq!(waits() - before, 1, "and the next one for no stream");
         // Borrowed for writing at home: an operation elsewhere waits for everything that home holds, until the borrow is over.
         home.cudarc().expect("its alias").memset_zeros(&mut x).expect("filled");
         assert_eq!(read(&theirs, &x), vec![0; WORDS], "behind the home stream");
         assert_eq!(waits() - before, 2);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// A graph would replay into bytes that belong to others by then: cudarc captures and launches with safe calls.
@@ -246,13 +247,13 @@ fn a_write_to_the_whole_ends_what_was_borrowed() {
 fn a_capturing_stream_gets_no_address() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
-        let mut x = sevens(&gpu, &home);
+        let mut x = array_of_sevens(&gpu, &home);
         let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
         let stream = home.cudarc().expect("its alias");
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("captures");
-        assert_eq!(x.device_ptr(&stream).0, 0, "nobody's address");
+        assert_eq!(x.device_ptr(&stream).0, 0, "no address");
         assert_eq!(x.device_ptr_mut(&stream).0, 0);
         x.read_on(&home).expect_err("no guard either");
         assert_eq!(slice.device_ptr(&stream).0, 0, "nor a pooled slice's");
@@ -268,7 +269,7 @@ fn a_capturing_stream_gets_no_address() {
         assert_eq!(read(&stream, &x), vec![7; WORDS], "as it was");
         assert_ne!(slice.device_ptr(&stream).0, 0, "afterwards it has one again");
     }
-    rig.clean_but_for_errors();
+    rig.check_no_leaks();
 }
 
 /// A borrowed use is open: what is queued long after the address was taken is waited for as well, though the stream was marked in
@@ -277,9 +278,9 @@ fn a_capturing_stream_gets_no_address() {
 fn what_is_queued_late_under_a_borrow_is_waited_for() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let (home, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
-        let (mut x, theirs) = (sevens(&gpu, &home), work.cudarc().expect("its alias"));
+        let (mut x, theirs) = (array_of_sevens(&gpu, &home), work.cudarc().expect("its alias"));
         {
             let (at, _lent) = x.device_ptr_mut(&theirs);
             let between = work.record().expect("a marker");
@@ -292,7 +293,7 @@ fn what_is_queued_late_under_a_borrow_is_waited_for() {
         }
         assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0x0909_0909; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// Streams that come, read and go: their uses are all streams' then, and the next write comes after each.
@@ -300,10 +301,10 @@ fn what_is_queued_late_under_a_borrow_is_waited_for() {
 fn an_array_that_many_streams_read_has_few_uses() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(301);
+        let gpu = rig.allocator_for(301);
         let home = gpu.stream().expect("a stream");
         let (mut x, mut to): (_, Vec<_>) =
-            (sevens(&gpu, &home), (0..300).map(|_| sevens(&gpu, &home)).collect());
+            (array_of_sevens(&gpu, &home), (0..300).map(|_| array_of_sevens(&gpu, &home)).collect());
         home.synchronize().expect("seven");
         for y in &mut to {
             let on = gpu.stream().expect("a stream");
@@ -321,7 +322,7 @@ fn an_array_that_many_streams_read_has_few_uses() {
         }
         assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![0x0909_0909; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
@@ -331,44 +332,44 @@ fn a_stream_of_another_device_is_refused_in_words() {
         return;
     }
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
-        let mut x = sevens(&gpu, &home);
+        let mut x = array_of_sevens(&gpu, &home);
         let far = CudaContext::new(1).expect("the other device").default_stream();
         far.memset_zeros(&mut x).expect_err("no address, an error");
         let said = gpu.report().deferred_errors.join("\n");
         assert!(said.contains("of another device or context than the array"), "{said}");
         assert_eq!(read(&home.cudarc().expect("its alias"), &x), vec![7; WORDS], "as it was");
     }
-    rig.clean_but_for_errors();
+    rig.check_no_leaks();
 }
 
 /// The trait cannot fail. Where a wait is refused, the host waits instead, and says so.
 #[test]
 fn a_refused_wait_is_made_up_for_by_the_host() {
-    for whose in [Ours, Unknown] {
+    for origin in [Ours, Unknown] {
         let Some(rig) = rig() else { return };
         if rig.fake.is_none() {
             return;
         }
         {
-            let gpu = rig.room_for(2);
+            let gpu = rig.allocator_for(2);
             let home = gpu.stream().expect("a stream");
-            let reader = given(&rig, &gpu, whose);
-            let shared = sevens(&gpu, &home);
+            let reader = test_stream(&rig, &gpu, origin);
+            let shared = array_of_sevens(&gpu, &home);
             let at = shared.address().0;
             let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
             let fake = rig.fake.as_ref().expect("asked above");
             fake.fail_next("cuStreamWaitEvent", 1, 999);
             reader.theirs.memcpy_dtod(&shared, &mut a).expect("the host waited");
             let said = gpu.report().deferred_errors.join("\n");
-            assert!(said.contains("999"), "{whose:?}: {said}");
+            assert!(said.contains("999"), "{origin:?}: {said}");
             drop(shared);
             drop(next_owner(&gpu, &home, at));
             home.synchronize().expect("the next owner has written");
-            assert_eq!(read(&reader.theirs, &a), vec![7; WORDS], "{whose:?}");
+            assert_eq!(read(&reader.theirs, &a), vec![7; WORDS], "{origin:?}");
         }
-        rig.clean_but_for_errors();
+        rig.check_no_leaks();
     }
 }
 
@@ -377,13 +378,13 @@ fn a_refused_wait_is_made_up_for_by_the_host() {
 fn a_stream_that_was_let_go_is_waited_for_too() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
-        let Given { theirs, ours } = given(&rig, &gpu, Adopted);
+        let TestStream { theirs, ours } = test_stream(&rig, &gpu, Adopted);
         drop(ours);
         // A miss, which looks after closed streams.
         drop(gpu.uninit::<u32>(WORDS, &home).expect("memory"));
-        let shared = sevens(&gpu, &home);
+        let shared = array_of_sevens(&gpu, &home);
         let at = shared.address().0;
         let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
         theirs.memcpy_dtod(&shared, &mut a).expect("a reader");
@@ -393,7 +394,7 @@ fn a_stream_that_was_let_go_is_waited_for_too() {
         home.synchronize().expect("the next owner has written");
         assert_eq!(read(&home.cudarc().expect("its alias"), &a), vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// An unknown stream's use is the whole context's; a driver that cannot mark a context has the host wait.
@@ -402,21 +403,21 @@ fn without_context_events_the_host_waits_for_unknown_streams() {
     let Some(rig) = rig() else { return };
     let Some(fake) = &rig.fake else { return };
     {
-        let gpu = rig.room_for(2);
+        let gpu = rig.allocator_for(2);
         let home = gpu.stream().expect("a stream");
-        let mut x = sevens(&gpu, &home);
+        let mut x = array_of_sevens(&gpu, &home);
         let mut a = gpu.uninit::<u32>(WORDS, &home).expect("room");
-        let stranger = given(&rig, &gpu, Unknown).theirs;
-        stranger.memcpy_dtod(&x, &mut a).expect("a reader");
+        let unknown_stream = test_stream(&rig, &gpu, Unknown).theirs;
+        unknown_stream.memcpy_dtod(&x, &mut a).expect("a reader");
         let waited = fake.calls("cuCtxSynchronize");
         // A thread that waits instead queries it again.
         (1..=2).for_each(|nth| fake.fail_next("cuCtxRecordEvent", nth, 801));
         x.fill_bytes(0, &home).expect("behind the reader");
         assert_eq!(fake.calls("cuCtxSynchronize") - waited, 1, "by the host");
         home.synchronize().expect("filled");
-        assert_eq!(read(&stranger, &a), vec![7; WORDS]);
+        assert_eq!(read(&unknown_stream, &a), vec![7; WORDS]);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// A stream is destroyed when no alias of it is left, not before: no call ever meets another stream's handle.
@@ -425,9 +426,9 @@ fn an_alias_outlives_its_stream_and_the_allocator() {
     let Some(rig) = rig() else { return };
     {
         let destroyed = || rig.fake.as_ref().map_or(0, |f| f.calls("cuStreamDestroy_v2"));
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let home = gpu.stream().expect("a stream");
-        let (alias, array) = (home.cudarc().expect("an alias"), sevens(&gpu, &home));
+        let (alias, array) = (home.cudarc().expect("an alias"), array_of_sevens(&gpu, &home));
         assert_eq!(array.stream(), &alias, "the trait's stream is the array's");
         let again = array.stream().clone();
         drop((array, home, gpu));
@@ -441,46 +442,51 @@ fn an_alias_outlives_its_stream_and_the_allocator() {
         drop(other.stream().expect("a stream"));
         assert_eq!(destroyed() - before, 3 * u64::from(rig.fake.is_some()), "the lent one too");
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
 fn a_launch_by_cudarc_is_ordered_and_recorded_by_its_guard_or_its_loss() {
-    for (forget, whose) in [(false, Ours), (true, Ours), (false, Adopted), (true, Adopted)] {
+    for (forget, origin) in [(false, Ours), (true, Ours), (false, Adopted), (true, Adopted)] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(2);
+            let gpu = rig.allocator_for(2);
             let kernel = iota(&rig.ctx);
             let home = gpu.stream().expect("a stream");
-            let work = given(&rig, &gpu, whose).ours.expect("known");
+            let work = test_stream(&rig, &gpu, origin).ours.expect("known");
             let up: Vec<u32> = (5..5 + WORDS as u32).collect();
-            let (mut x, mut keep) = (sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &home).expect("room"));
+            let (mut x, mut keep) =
+                (array_of_sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &home).expect("room"));
             let at = x.address().0;
-            count_up(&kernel, 5, &mut x, &work, forget);
+            launch_iota(&kernel, 5, &mut x, &work, forget);
             let guard = x.read_on(&home).expect("ordered behind the kernel");
             assert_eq!((guard.address().0, guard.len(), guard.stream().id()), (at, WORDS, home.id()));
             home.cudarc().expect("its alias").memcpy_dtod(&x, &mut keep).expect("copied");
             drop(guard);
-            count_up(&kernel, 9, &mut x, &work, forget);
+            launch_iota(&kernel, 9, &mut x, &work, forget);
             drop(x);
             drop(next_owner(&gpu, &home, at));
             home.synchronize().expect("the next owner has written");
             work.synchronize().expect("done");
-            assert_eq!(read(&home.cudarc().expect("its alias"), &keep), up, "forgotten: {forget}, {whose:?}");
+            assert_eq!(
+                read(&home.cudarc().expect("its alias"), &keep),
+                up,
+                "forgotten: {forget}, {origin:?}"
+            );
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
 /// cudarc's tracking keeps one reader a slice; the bytes come back behind all of them.
 #[test]
 fn a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot() {
-    for whose in [Ours, Adopted, Unknown] {
+    for origin in [Ours, Adopted, Unknown] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(3);
+            let gpu = rig.allocator_for(3);
             let home = gpu.stream().expect("a stream");
-            let (one, two) = (given(&rig, &gpu, whose), given(&rig, &gpu, whose));
+            let (one, two) = (test_stream(&rig, &gpu, origin), test_stream(&rig, &gpu, origin));
             let theirs = home.cudarc().expect("its alias");
             let mut shared = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
             theirs.memcpy_htod(&vec![7; WORDS], &mut shared).expect("sent");
@@ -493,10 +499,10 @@ fn a_pooled_slice_comes_back_behind_readers_that_cudarc_forgot() {
             rig.ctx.mem_get_info().expect("an innocent call");
             drop(next_owner(&gpu, &home, at));
             home.synchronize().expect("the next owner has written");
-            assert_eq!(read(&one.theirs, &a), vec![7; WORDS], "{whose:?}: the first reader");
-            assert_eq!(read(&two.theirs, &b), vec![7; WORDS], "{whose:?}: the second reader");
+            assert_eq!(read(&one.theirs, &a), vec![7; WORDS], "{origin:?}: the first reader");
+            assert_eq!(read(&two.theirs, &b), vec![7; WORDS], "{origin:?}: the second reader");
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -506,12 +512,13 @@ fn a_pooled_slices_first_use_comes_after_the_bytes_former_life() {
     for home in [Ours, Adopted] {
         let Some(rig) = rig() else { return };
         {
-            let gpu = rig.room_for(2);
-            let home = given(&rig, &gpu, home).ours.expect("known");
+            let gpu = rig.allocator_for(2);
+            let home = test_stream(&rig, &gpu, home).ours.expect("known");
             let other = rig.ctx.new_stream().expect("a stream");
             // The first one waits for the context, as cudarc's first stream does.
             drop(gpu.cuda_slice::<u32>(0, &home).expect("of nothing"));
-            let (x, mut keep) = (sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &home).expect("room"));
+            let (x, mut keep) =
+                (array_of_sevens(&gpu, &home), gpu.uninit::<u32>(WORDS, &home).expect("room"));
             let at = x.address().0;
             home.cudarc().expect("its alias").memcpy_dtod(&x, &mut keep).expect("the former owner's reader");
             drop(x);
@@ -525,7 +532,7 @@ fn a_pooled_slices_first_use_comes_after_the_bytes_former_life() {
             other.memcpy_dtoh(&slice.as_view_mut().slice(..1), &mut word).expect("read");
             assert_eq!(word, [9]);
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -534,7 +541,7 @@ fn a_pooled_slices_first_use_comes_after_the_bytes_former_life() {
 fn a_pooled_slice_is_a_kernels_argument_and_a_refused_one_leaves_nothing() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let (kernel, home) = (iota(&rig.ctx), gpu.stream().expect("a stream"));
         let theirs = home.cudarc().expect("its alias");
         if let Some(fake) = &rig.fake {
@@ -555,14 +562,14 @@ fn a_pooled_slice_is_a_kernels_argument_and_a_refused_one_leaves_nothing() {
         assert_eq!((back[0], back[WORDS - 1]), (3, 2 + WORDS as u32));
         assert_eq!(gpu.cuda_slice::<u32>(0, &home).expect("of nothing").len(), 0);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 #[test]
 fn no_bytes_need_no_device() {
     let Some(rig) = rig() else { return };
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let home = gpu.stream().expect("a stream");
         let mut none = gpu.uninit::<u32>(0, &home).expect("nothing");
         let theirs = home.cudarc().expect("its alias");
@@ -570,5 +577,5 @@ fn no_bytes_need_no_device() {
         assert_eq!(none.device_ptr_mut(&theirs).0, 0);
         assert!(none.read_on(&home).expect("nothing to wait for").is_empty());
     }
-    rig.clean();
+    rig.check_clean();
 }

@@ -28,7 +28,7 @@ use millpond::allocator::Policy;
 use millpond::driver::{Copies, Driver, Kernels};
 use millpond::sync::Rank;
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, Growth, Limit, Trim};
+use millpond::{Allocator, Config, Growth, Limit, Reuse, Trim};
 use millpond_replay::{Touch, Workload, replay_log};
 use millpond_sim::null::Null;
 use millpond_sim::{Call, Launch, Schedule, Sim};
@@ -65,7 +65,8 @@ fn costs<D: Driver + Copies + Kernels>(
 ) -> Costs {
     let account = Account::open();
     account.scope(|| {
-        let mut world = World::new(driver, Config::default().policy(policy), streams, who);
+        let mut world =
+            World::new(driver, Config::default().policy(policy).reuse(Reuse::WithWaits), streams, who);
         for _ in 0..streams {
             world.step(step);
         }
@@ -92,9 +93,9 @@ fn replayed<D: Touch>(driver: D, policy: Policy, streams: usize, uses: f64) -> C
     let account = Account::open();
     account.scope(|| {
         let log = steady::log(streams);
-        let config = Config::default().policy(policy);
+        let config = Config::default().policy(policy).reuse(Reuse::WithWaits);
         let (locks, made) = (locks_taken(), account.made());
-        let outcome = replay_log(&log, &Workload { uses, ..Workload::default() }, driver, config, &|_| {});
+        let outcome = replay_log(&log, &Workload::default().uses(uses), driver, config, &|_| {});
         let (outcome, locks, now) = (outcome.expect("a replay"), locks_taken() - locks, account.made());
         assert!(outcome.is_clean() && outcome.refused == 0 && outcome.calls as usize == 4 * streams);
         #[allow(clippy::cast_precision_loss, reason = "counts of millions")]
@@ -304,7 +305,7 @@ fn round(streams: &[millpond::Stream<Sim>]) {
 }
 
 /// docs/decisions/clock-chains.md: n streams in a chain, all pending, have n(n - 1)/2 entries in their clocks, because each is ordered after all
-/// before it, and which of them a later request is served from is not to be foretold. And they are asked about a few times a wait.
+/// before it, and which of them a later request is served from cannot be predicted. And they are queried a few times a wait.
 #[test]
 fn a_chain_that_is_pending_names_all_before() {
     for n in [50, 200, 400] {
@@ -339,7 +340,7 @@ fn a_chain_that_is_over_is_forgotten() {
 
 /// A trim asks each pool once, and moves the pieces of segments that are wholly free: its cost is pools and segments, not one times the other.
 #[test]
-fn a_trim_asks_each_pool_once_and_not_about_each_segment() {
+fn a_trim_queries_each_pool_once_and_not_for_each_segment() {
     let trim = |streams: usize| {
         let gpu = Allocator::new(null(), Config::default().growth(Growth::Exact)).expect("an allocator");
         let streams: Vec<_> = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
@@ -379,7 +380,8 @@ enum Refuses {
 /// can be waited for.
 fn refused(why: Refuses, streams: usize) -> (u64, u64) {
     let sim = Sim::new(64 * GIB).schedule(Schedule::Latest).oracle(false).contents(false);
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(streams as u64 * MIB));
+    let config = Config::default().growth(Growth::Exact).reuse(Reuse::WithWaits);
+    let config = config.limit(Limit::Bytes(streams as u64 * MIB));
     let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).expect("an allocator");
     let natives: Vec<_> = (0..streams).map(|_| sim.stream().expect("a stream")).collect();
     let streams: Vec<_> = natives
@@ -416,15 +418,15 @@ fn refused(why: Refuses, streams: usize) -> (u64, u64) {
 #[test]
 fn at_the_limit_pools_that_cannot_be_waited_for_are_looked_at_once_a_round() {
     for n in [200, 400, 800] {
-        let [(held_back, asked), (captures, asks), (independent, unasked)] =
+        let [(held_back, asked), (captures, asks), (independent, unqueried)] =
             [Refuses::HeldBack, Refuses::Captures, Refuses::Independent].map(|why| refused(why, n));
         let n = n as u64;
         println!(
-            "beside {n}: {held_back}, {captures} and {independent} locks, {asked}, {asks} and {unasked} calls"
+            "beside {n}: {held_back}, {captures} and {independent} locks, {asked}, {asks} and {unqueried} calls"
         );
         assert!(
-            (asked, unasked) == (0, 0) && asks <= 2 * n,
-            "{asked}, {asks} and {unasked} calls for {n} streams"
+            (asked, unqueried) == (0, 0) && asks <= 2 * n,
+            "{asked}, {asks} and {unqueried} calls for {n} streams"
         );
         let more = held_back.saturating_sub(independent);
         assert!(

@@ -1,8 +1,8 @@
 //! The tests of the CUDA backend against planted bugs of its own, over the stand-in driver: each bug is found by each of
-//! the tests that stand beside it here, and right code passes them.
+//! the tests that are listed with it here, and right code passes them.
 //!
-//! A bug may hang or abort what it is planted in, and there is one driver in a process: each test runs in a process of
-//! its own, of the executables that `.ci/mutants` builds and names in `MILLPOND_CUDA_TESTS`. It does not know what the
+//! A bug may hang or abort the process in which it is planted, and a process has one driver. So each test runs in a process of
+//! its own, of the executables that `.ci/mutants` builds and names in `MILLPOND_CUDA_TESTS`. This file does not know what the
 //! tests do.
 
 #![cfg(all(millpond_mutants, feature = "cuda"))]
@@ -30,14 +30,14 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaNeverRelaxed,
         &[
             "on_fake_cuda::early::capture::relaxed_batches_break_no_capture",
-            "on_fake_cuda::early::capture::somebody_elses_capture_survives_the_allocator",
+            "on_fake_cuda::early::capture::a_capture_by_other_code_survives_the_allocator",
         ],
     ),
     (Bug::CudaStaysRelaxed, &["on_fake_cuda::early::capture::calls_outside_a_relaxed_batch_end_it"]),
     (
-        Bug::CudaNobodySuspect,
+        Bug::CudaIgnoresCaptures,
         &[
-            "cuda_backend::somebody_elses_capture_survives_beside_a_growing_trimming_waiting_allocator",
+            "cuda_backend::a_capture_by_other_code_survives_beside_a_growing_trimming_waiting_allocator",
             "cudarc_types::random::programs_that_capture",
         ],
     ),
@@ -51,7 +51,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaWaitsCaptured,
         &[
-            "cudarc_types::random::programs_that_capture_beside_streams_that_nobody_holds",
+            "cudarc_types::random::programs_that_capture_beside_streams_without_references",
             "cudarc_types::expected::no_call_of_cudarcs_on_an_array_waits_for_the_device",
             "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
@@ -59,7 +59,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaHandleIsId,
         &[
-            "on_fake_cuda::early::habits::handle_values_come_back_and_ids_do_not",
+            "on_fake_cuda::early::driver_behaviour::handle_values_come_back_and_ids_do_not",
             "cuda_backend::every_kind_of_stream_has_one_identity",
         ],
     ),
@@ -122,7 +122,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaPooledUntracked,
         &[
-            "cudarc_types::doors::readers_of_another_value_of_the_context_are_tracked",
+            "cudarc_types::aliases_and_slices::readers_of_another_value_of_the_context_are_tracked",
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
@@ -152,15 +152,15 @@ const KILLERS: &[(Bug, &[&str])] = &[
     (
         Bug::CudaPhantomStream,
         &[
-            "cudarc_types::doors::a_slice_that_fails_leaves_the_owners_first_stream_its_wait",
+            "cudarc_types::aliases_and_slices::a_slice_that_fails_leaves_the_owners_first_stream_its_wait",
             "cudarc_types::random::programs_on_other_threads_with_allocators_that_end",
         ],
     ),
     (
         Bug::CudaBorrowForEver,
         &[
-            "cudarc_types::doors::what_nobody_can_mark_is_over_behind_a_refused_write_and_a_synchronise",
-            "cudarc_types::doors::what_nobody_can_mark_is_read_behind_a_refused_read_and_a_synchronise",
+            "cudarc_types::aliases_and_slices::what_cannot_be_marked_is_over_behind_a_refused_write_and_a_synchronise",
+            "cudarc_types::aliases_and_slices::what_cannot_be_marked_is_read_behind_a_refused_read_and_a_synchronise",
             "cudarc_types::expected::what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise",
             "cudarc_types::expected::no_look_at_a_pinned_array_waits_for_the_device",
         ],
@@ -169,25 +169,28 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaOtherContext,
         &["cudarc_types::adopted::a_stream_of_another_context_of_the_same_device_is_refused"],
     ),
-    (Bug::CudaStoreShared, &["cudarc_types::doors::an_error_that_is_put_back_is_not_another_threads"]),
+    (
+        Bug::CudaStoreShared,
+        &["cudarc_types::aliases_and_slices::an_error_that_is_put_back_is_not_another_threads"],
+    ),
     (
         Bug::CudaSliceCaptured,
         &[
-            "cudarc_types::doors::a_pooled_slice_is_not_made_on_a_stream_that_captures",
+            "cudarc_types::aliases_and_slices::a_pooled_slice_is_not_made_on_a_stream_that_captures",
             "cudarc_types::random::programs_that_capture",
         ],
     ),
     (
         Bug::CudaAnchorEach,
         &[
-            "cudarc_types::doors::slices_of_a_stream_share_what_they_need_in_its_value",
+            "cudarc_types::aliases_and_slices::slices_of_a_stream_share_what_they_need_in_its_value",
             "cudarc_types::random::programs_of_cudarcs_calls_need_no_rules",
         ],
     ),
     (
         Bug::CudaPooledHome,
         &[
-            "cudarc_types::doors::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone",
+            "cudarc_types::aliases_and_slices::a_pooled_slices_end_leaves_a_capture_on_its_stream_alone",
             "cudarc_types::random::programs_that_capture",
         ],
     ),
@@ -204,7 +207,7 @@ const KILLERS: &[(Bug, &[&str])] = &[
     ),
 ];
 
-/// Runs one test with a bug planted, or none: whether it passed, and what it said. It must be there.
+/// Runs one test with a bug planted or none, and returns whether it passed, and its output. It panics if there is no such test.
 fn run(executables: &[String], named: &str, bug: Option<Bug>) -> (bool, String) {
     let (executable, test) = named.split_once("::").expect("executable::test");
     let is = |path: &&String| {
@@ -219,14 +222,14 @@ fn run(executables: &[String], named: &str, bug: Option<Bug>) -> (bool, String) 
         .env_remove("MILLPOND_PLANT")
         .env("RUST_BACKTRACE", "0");
     if let Some(bug) = bug {
-        // Random programs end with the first that finds it: of an ordinary run's hundred one time in dozens none does, and of five hundred one time
-        // in hundreds.
+        // Random programs end with the first that finds the bug. Of an ordinary run's hundred none finds it once in dozens of runs, of five hundred
+        // once in hundreds.
         command.env("MILLPOND_PLANT", bug.name()).env("MILLPOND_CASES", "5000");
     }
     let output = command.output().expect("an executable of .ci/mutants");
     let said =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("running 1 test\n"), "{named} is not there:\n{said}");
+    assert!(said.contains("running 1 test\n"), "there is no test {named}:\n{said}");
     assert!(!said.contains("SKIPPED"), "{named} found no driver:\n{said}");
     (output.status.success(), said)
 }
@@ -234,7 +237,7 @@ fn run(executables: &[String], named: &str, bug: Option<Bug>) -> (bool, String) 
 #[test]
 fn every_bug_of_the_backend_is_found() {
     let unlisted: Vec<_> = Bug::CUDA.iter().filter(|b| KILLERS.iter().all(|(k, _)| k != *b)).collect();
-    assert!(unlisted.is_empty(), "no test is named for {unlisted:?}");
+    assert!(unlisted.is_empty(), "no test is listed for {unlisted:?}");
     let Ok(executables) = std::env::var("MILLPOND_CUDA_TESTS") else {
         // Past the test harness, which hides what a passing test prints.
         let _ = writeln!(std::io::stderr(), "SKIPPED: bugs of the CUDA backend, which .ci/mutants plants");

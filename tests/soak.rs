@@ -1,29 +1,30 @@
 //! The soak: steady programs in a loop, and nothing may grow.
 //!
-//! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a promise about
+//! What an allocator holds may be a function of what is pending, never of what has ever happened. That is a statement about
 //! loops, so it is tested on loops: the README's programs, the examples, what tests/architecture/requirements.rs lists, and random ones, each
-//! 4,000 rounds in an ordinary test run, 10,000 by `.ci/soak` (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
-//! device at four paces. Rows run with the elements and repetitions of a loop; `whole` lists the one that has fewer rounds, and why. `run` says what is compared; `millpond_testkit::counting` how the memory of library and device are told apart; and
+//! 4,000 rounds in an ordinary run, then 10,000, both by `.ci/soak`: `cargo test --workspace` leaves this program out (`MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak` for more), on the simulated
+//! device at four paces. Tests of requirements run with the elements and repetitions of a loop; `requirement_tests` lists the one that has fewer rounds, and why. `run` says what is compared; `millpond_testkit::counting` how the memory of library and device are distinguished; and
 //! `complete` reads which programs there are, and fails if one has no loop.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `command` | all of them by one command, over all cores, a line for each |
 //! | `run` | the loop and the judgement |
-//! | `judge` | what is compared, and by how much it may change; the soaks of the doors use it too |
+//! | `judge` | what is compared, and by how much it may change; the soaks of the C interface use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
+//! | `windows` | those with virtual memory beneath the pools |
 //! | `readme` | the README's for the simulated device, line by line |
-//! | `whole` | rows of tests/architecture/requirements.rs from beginning to end, again and again: the tests themselves |
-//! | `lasting` | rows whose tests make a device each: what these do, on a device and an allocator that last |
+//! | `requirement_tests` | the tests that tests/architecture/requirements.rs names, from beginning to end, again and again |
+//! | `lasting` | requirements whose tests make a device each: what these do, on a device and an allocator that last |
 //! | `random` | programs by a seed: with captures, streams that others end, threads |
-//! | `machine`, `rarer`, `crew` | what a step of these does, and what one of the rarer parts of the interface; the threads that do it |
+//! | `machine`, `rare_verbs`, `crew` | what a step of these does, and what one of the rarely used parts of the interface; the threads that do it |
 //! | `leaks` | programs that keep something of every round, or of one in 50 or 100, which fail |
 //! | `pending` | programs in which what is pending varies |
 //! | `phases` | what these do, drawn by a seed |
 //! | `stated` | what may be kept then: the bounds by what is pending |
 //! | `finders` | bugs of the library's that these find above their bounds |
 //! | `planted` | bugs of the library's by which something grows, which the programs find (`.ci/mutants`) |
-//! | `complete` | whether every example, README program and row is among them |
+//! | `complete` | whether every example, README program and requirement is among them |
 
 #![allow(unreachable_pub, reason = "modules of a test")]
 #![allow(clippy::duplicate_mod, reason = "examples and tests are modules here, each with its helpers")]
@@ -58,20 +59,22 @@ mod programs;
 mod random;
 #[path = "soak/readme.rs"]
 mod readme;
+#[path = "soak/requirement_tests.rs"]
+mod requirement_tests;
 #[path = "soak/run.rs"]
 mod run;
 #[path = "soak/stated.rs"]
 mod stated;
-#[path = "soak/unasked.rs"]
-mod unasked;
-#[path = "soak/whole.rs"]
-mod whole;
+#[path = "soak/unqueried.rs"]
+mod unqueried;
+#[path = "soak/windows.rs"]
+mod windows;
 
 // The programs themselves.
 #[allow(dead_code, reason = "an example, whose loop is called")]
 #[path = "../examples/first_steps.rs"]
 mod first_steps;
-#[path = "../examples/gpu_soak.rs"]
+#[path = "../benches/gpu/gpu_soak.rs"]
 mod gpu_soak;
 #[allow(dead_code, reason = "an example, whose loop is called")]
 #[path = "../examples/share_between_streams.rs"]
@@ -80,10 +83,10 @@ mod share_between_streams;
 #[path = "../examples/two_streams.rs"]
 mod two_streams;
 
+#[path = "allocator/requirements.rs"]
+mod allocator_requirements;
 #[path = "allocator/parity.rs"]
 mod parity;
-#[path = "allocator/rows_allocator.rs"]
-mod rows_allocator;
 #[path = "arrays/transfers.rs"]
 mod transfers;
 

@@ -11,7 +11,7 @@ mod operands;
 use millpond::driver::Driver;
 use millpond::units::{KIB, MIB};
 use millpond::{
-    Allocation, Allocator, Config, Growth, Limit, PinnedAllocation, Policy, Stream, Trim, kernel,
+    Allocation, Allocator, Config, Growth, Limit, PinnedAllocation, Policy, Reuse, Stream, Trim, kernel,
 };
 use millpond_sim::null::Null;
 use millpond_sim::{Schedule, Sim};
@@ -148,7 +148,10 @@ fn blocks_go_round_on_the_simulator_under_its_oracles() {
     for (schedule, policy) in [(Schedule::Latest, Policy::Latency), (Schedule::Random(7), Policy::Footprint)]
     {
         let sim = Sim::new(256 * MIB).schedule(schedule);
-        let gpu = rig::on(&sim, Config::default().policy(policy).limit(Limit::Bytes(192 * MIB)));
+        let gpu = rig::on(
+            &sim,
+            Config::default().reuse(Reuse::WithWaits).policy(policy).limit(Limit::Bytes(192 * MIB)),
+        );
         let gpu = ring(gpu, 4, 400);
         assert!(sim.tally().accesses_checked > 1600, "{:?}", sim.tally());
         all_clean(&sim, gpu);
@@ -174,10 +177,11 @@ fn blocks_go_round_on_null() {
 
 /// As many blocks as fit, one a thread and one on its way: who asks within its share is served, whatever the others do.
 #[test]
-fn nobody_runs_out_of_memory_within_its_share() {
+fn no_thread_runs_out_of_memory_within_its_share() {
     const THREADS: u64 = 6;
     let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(THREADS * MIB));
+    let config =
+        Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(THREADS * MIB));
     let gpu = rig::on(&sim, config);
     let threads: Vec<_> = (0..THREADS)
         .map(|i| {
@@ -207,7 +211,7 @@ fn nobody_runs_out_of_memory_within_its_share() {
 /// keep no more than a share each from being idle. (With blocks a granule apart in one segment it is none: a hole
 /// between two neighbours fits the one that left it and not the next.)
 #[test]
-fn nobody_runs_out_of_pinned_memory_within_its_share() {
+fn no_thread_runs_out_of_pinned_memory_within_its_share() {
     const THREADS: u64 = 6;
     const SHARE: u64 = 4 * MIB;
     let sim = Sim::new(256 * MIB).schedule(Schedule::Latest).contents(false);

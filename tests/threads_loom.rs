@@ -2,17 +2,17 @@
 //! loads may return. Built and run by `.ci/loom` only.
 //!
 //! The kernels are the crate's own, reached through `millpond::allocator::kernels`, or whole calls of an allocator on a
-//! toy device. Beside each stands the same program with the kernel weakened, and loom has to find the schedule in which
+//! minimal device. Beside each stands the same program with the kernel weakened, and loom has to find the schedule in which
 //! that goes wrong: a model that cannot fail proves nothing.
 
 #![cfg(loom)]
 #![allow(unsafe_code, reason = "loom's cells are reached through pointers")]
 
 // Its bugs are planted, and `.ci/loom` builds what can.
+mod minimal_device;
 #[cfg(millpond_mutants)]
 #[path = "threads_loom/operands.rs"]
 mod operands;
-mod toy_device;
 
 /// As the C interface's own files ask.
 #[cfg(millpond_mutants)]
@@ -22,9 +22,6 @@ macro_rules! mutant {
     };
 }
 #[cfg(millpond_mutants)]
-#[path = "../plug/src/burial.rs"]
-mod burial;
-#[cfg(millpond_mutants)]
 #[path = "threads_loom/ends.rs"]
 mod ends;
 #[cfg(millpond_mutants)]
@@ -32,10 +29,13 @@ mod ends;
 #[path = "../plug/src/presence.rs"]
 mod presence;
 #[cfg(millpond_mutants)]
+#[path = "../plug/src/retired.rs"]
+mod retired;
+#[cfg(millpond_mutants)]
 #[path = "../plug/src/sync.rs"]
 mod sync;
 #[cfg(millpond_mutants)]
-#[allow(dead_code, reason = "nobody asks for all of a table")]
+#[allow(dead_code, reason = "no test uses all of a table")]
 #[path = "../plug/src/table.rs"]
 mod table;
 
@@ -45,8 +45,8 @@ use millpond::heap::{Heap, Kind, Want};
 use millpond::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use millpond::sync::{Arc, Mutex, Ordering, Quick};
 use millpond::units::{Addr, Epoch, Granules, KIB, MIB, SegmentId};
-use millpond::{Allocator, Config, Growth, Limit, Trim};
-use toy_device::{Toy, launch};
+use millpond::{Allocator, Config, Growth, Limit, Reuse, Trim};
+use minimal_device::{Minimal, launch};
 
 /// One exploration at a time: the panic hook belongs to the process.
 static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -98,16 +98,16 @@ fn is_caught_within(preemptions: Option<usize>, program: impl Fn() + Sync + Send
     caught.is_err()
 }
 
-fn probe() -> (Toy, toy_device::Queue, Arc<Probe<Toy>>) {
-    let toy = Toy::new(64 * MIB);
-    let queue = toy.queue();
-    let probe = Probe::attach(toy.clone(), &queue).unwrap();
-    (toy, queue, Arc::new(probe))
+fn probe() -> (Minimal, minimal_device::Queue, Arc<Probe<Minimal>>) {
+    let device = Minimal::new(64 * MIB);
+    let queue = device.queue();
+    let probe = Probe::attach(device.clone(), &queue).unwrap();
+    (device, queue, Arc::new(probe))
 }
 
 /// O8: a marker that reserves a stamp's number, or a later one, is recorded behind the stamp's operation.
 fn a_marker_covers_what_was_stamped(counted_after: bool) {
-    let (_toy, queue, timeline) = probe();
+    let (_device, queue, timeline) = probe();
     let maker = {
         let (queue, timeline) = (queue.clone(), Arc::clone(&timeline));
         thread::spawn(move || {
@@ -146,9 +146,9 @@ fn what_falls_due_is_served(weak: bool) {
         due: AtomicBool,
         maintenance_due: AtomicBool,
     }
-    let (_toy, queue, timeline) = probe();
+    let (_device, queue, timeline) = probe();
     let flags = Arc::new(Flags { due: AtomicBool::new(true), maintenance_due: AtomicBool::new(true) });
-    let maintain = move |timeline: &Probe<Toy>, flags: &Flags| {
+    let maintain = move |timeline: &Probe<Minimal>, flags: &Flags| {
         if !weak {
             timeline.run_maintenance();
         } else if flags.maintenance_due.swap(false, Ordering::AcqRel) && flags.due.load(Ordering::Acquire) {
@@ -184,7 +184,7 @@ fn the_due_flag_raised_while_being_served() {
 
 /// Closing: the closing marker has the last number of its line, so that whatever number is read later is covered.
 fn the_closing_number_is_the_last(weak: bool) {
-    let (_toy, _queue, timeline) = probe();
+    let (_device, _queue, timeline) = probe();
     let maker = {
         let timeline = Arc::clone(&timeline);
         thread::spawn(move || {
@@ -215,7 +215,7 @@ fn closing_against_a_maker_of_markers() {
 
 /// Closing: of the last pool and the last open use, whichever goes second says that the stream can close.
 fn the_last_to_leave_closes(weak: bool) {
-    let (_toy, _queue, timeline) = probe();
+    let (_device, _queue, timeline) = probe();
     timeline.open_use();
     let user = {
         let timeline = Arc::clone(&timeline);
@@ -225,7 +225,7 @@ fn the_last_to_leave_closes(weak: bool) {
     timeline.run_maintenance();
     user.join().unwrap();
     timeline.run_maintenance();
-    assert!(timeline.is_closed(), "nothing needs the stream, and nobody closes it");
+    assert!(timeline.is_closed(), "nothing needs the stream, and no thread closes it");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn the_last_pool_against_the_last_use() {
 /// Closing: the pool is closed before its closing marker is numbered; what enters in between would carry a stamp that
 /// no marker ever covers (Z37).
 fn nothing_enters_behind_the_closing_marker(flag_after: bool) {
-    let (_toy, _queue, timeline) = probe();
+    let (_device, _queue, timeline) = probe();
     let closed = Arc::new(Mutex::new(false));
     let closer = {
         let (timeline, closed) = (Arc::clone(&timeline), Arc::clone(&closed));
@@ -262,14 +262,17 @@ fn the_closed_flag_against_the_closing_marker() {
 }
 
 /// An allocator whose one segment lies free in the pool of its first stream.
-fn one_segment(bytes: u64) -> (Toy, Allocator<Toy>, [millpond::Stream<Toy>; 2]) {
-    let toy = Toy::new(64 * MIB);
+fn one_segment(bytes: u64) -> (Minimal, Allocator<Minimal>, [millpond::Stream<Minimal>; 2]) {
+    let device = Minimal::new(64 * MIB);
     let growth = Growth::Rounded { small: bytes, large: bytes, multiple: bytes };
-    let gpu =
-        Allocator::new(toy.clone(), Config::default().growth(growth).limit(Limit::Bytes(bytes))).unwrap();
+    let gpu = Allocator::new(
+        device.clone(),
+        Config::default().reuse(Reuse::WithWaits).growth(growth).limit(Limit::Bytes(bytes)),
+    )
+    .unwrap();
     let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
     drop(gpu.alloc(512, &streams[0]).unwrap());
-    (toy, gpu, streams)
+    (device, gpu, streams)
 }
 
 /// A migration against a hit in the source's pool: the bytes are in one place, and no request finds that there are none. The
@@ -277,7 +280,7 @@ fn one_segment(bytes: u64) -> (Toy, Allocator<Toy>, [millpond::Stream<Toy>; 2]) 
 #[test]
 fn migration_hand_over() {
     explore(Some(3), || {
-        let (toy, gpu, [a, b]) = one_segment(256 * KIB);
+        let (device, gpu, [a, b]) = one_segment(256 * KIB);
         let borrower = {
             let (gpu, b) = (gpu.clone(), b.clone());
             thread::spawn(move || gpu.alloc(512, &b).expect("a segment is free, in a pool or in a hand"))
@@ -287,7 +290,7 @@ fn migration_hand_over() {
         assert_ne!(own.address(), lent.address());
         gpu.check();
         drop((own, lent, a, b, gpu));
-        assert_eq!(toy.taken(), 0);
+        assert_eq!(device.taken(), 0);
     });
     // The same over the bare heap, found in one hold of the lock and cut in another.
     let in_two_holds = || {
@@ -316,9 +319,12 @@ fn migration_hand_over() {
 #[test]
 fn the_hint_of_the_longest_range() {
     explore(None, || {
-        let toy = Toy::new(64 * MIB);
-        let gpu =
-            Allocator::new(toy, Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB))).unwrap();
+        let device = Minimal::new(64 * MIB);
+        let gpu = Allocator::new(
+            device,
+            Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(MIB)),
+        )
+        .unwrap();
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(MIB, &a).unwrap();
         let freer = thread::spawn(move || drop(block));
@@ -343,7 +349,7 @@ fn the_hint_of_the_longest_range() {
         let found = *pool.0.lock();
         pool.1.store(found, Ordering::Relaxed);
         freer.join().unwrap();
-        assert!(pool.1.load(Ordering::Relaxed) >= *pool.0.lock(), "nobody will ever ask this lender");
+        assert!(pool.1.load(Ordering::Relaxed) >= *pool.0.lock(), "no thread will look at this pool again");
     };
     assert!(is_caught(stored_after_unlocking));
 }
@@ -352,8 +358,8 @@ fn the_hint_of_the_longest_range() {
 #[test]
 fn orphans_are_counted_once() {
     explore(None, || {
-        let toy = Toy::new(64 * MIB);
-        let gpu = Allocator::new(toy.clone(), Config::default().growth(Growth::Exact)).unwrap();
+        let device = Minimal::new(64 * MIB);
+        let gpu = Allocator::new(device.clone(), Config::default().growth(Growth::Exact)).unwrap();
         let s = gpu.stream().unwrap();
         let block = gpu.alloc(MIB, &s).unwrap();
         drop(s);
@@ -361,7 +367,7 @@ fn orphans_are_counted_once() {
         drop(gpu);
         freer.join().unwrap();
         // The end waits once for the one stream that has bytes.
-        assert_eq!((toy.taken(), toy.host_waits()), (0, 1), "bytes left, times shut down");
+        assert_eq!((device.taken(), device.host_waits()), (0, 1), "bytes left, times shut down");
     });
     let counted_outside_the_lock = || {
         // (live, orphan); orphans; times shut down.
@@ -402,7 +408,7 @@ fn orphans_are_counted_once() {
 #[test]
 fn a_request_beside_a_trim() {
     explore(Some(4), || {
-        let (_toy, gpu, [a, b]) = one_segment(2 * MIB);
+        let (_device, gpu, [a, b]) = one_segment(2 * MIB);
         let trimmer = {
             let gpu = gpu.clone();
             thread::spawn(move || {

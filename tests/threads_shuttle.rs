@@ -18,13 +18,13 @@ mod exhaustive;
 #[path = "threads_shuttle/flight.rs"]
 mod flight;
 #[cfg(millpond_mutants)]
+mod minimal_device;
+#[cfg(millpond_mutants)]
 #[path = "threads_shuttle/operands.rs"]
 mod operands;
 #[cfg(millpond_mutants)]
 #[path = "threads_shuttle/reduced.rs"]
 mod reduced;
-#[cfg(millpond_mutants)]
-mod toy_device;
 
 use millpond::driver::Memory;
 use millpond::trace::{Event as Happening, Sink};
@@ -190,7 +190,10 @@ fn two_threads_of_one_stream_grow_as_often_as_they_must() {
 fn two_threads_of_one_stream_borrow() {
     explore(|| {
         let sim = device();
-        let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)));
+        let gpu = on(
+            &sim,
+            Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)),
+        );
         let (lender, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(4 * MIB, &lender).unwrap();
         write(&sim, &block, &lender);
@@ -314,7 +317,7 @@ fn one_of_two_trims_gives_the_segment_back() {
         let sim = device();
         let gpu = on(
             &sim,
-            Config::default().limit(Limit::Bytes(2 * MIB)).growth(Growth::Rounded {
+            Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(2 * MIB)).growth(Growth::Rounded {
                 small: 2 * MIB,
                 large: 2 * MIB,
                 multiple: 2 * MIB,
@@ -365,7 +368,10 @@ fn nothing_returns_to_a_pool_that_was_swept_away() {
 fn two_threads_gather_what_closed_streams_left() {
     explore(|| {
         let sim = device();
-        let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)));
+        let gpu = on(
+            &sim,
+            Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(2 * MIB)),
+        );
         // A list as long as it may be without being looked at; the oldest would be who inherits.
         drop((0..16).map(|_| gpu.stream().unwrap()).collect::<Vec<_>>());
         let all = (0..2)

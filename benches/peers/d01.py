@@ -2,7 +2,7 @@
 
 CuPy's pinned pool takes memory back when its last reference goes, whatever copies still read it: the next buffer of the
 size is the same memory, and what arrives is what was written there later. With the source kept, as the control, nothing is wrong.
-Needs CuPy; says so and ends with 77 where it is missing. testkit/src/suite/rows.rs does the same to millpond, benches/gpu.sh demos
+Needs CuPy; says so and ends with 77 where it is missing. testkit/src/suite/requirements.rs does the same to millpond, benches/gpu.sh demos
 prints both; plug/gpu/cupy_checks.py does it to CuPy on millpond.
     d01.py [RUNS]
 """

@@ -1,9 +1,9 @@
 """Row D2 at two peers: an array made on one stream is read by a slow kernel on another, dropped, and its first stream makes
 and fills the next one.
 
-Both pools know the stream of an allocation, and nobody tells them of the reader: the next array is the same memory, with
-nothing to order it behind the reader. PyTorch can be told (record_stream): with it nothing is wrong. What is missing is
-said; ends with 77 where both are. testkit/src/suite/rows.rs does the same to millpond, with nothing annotated; benches/gpu.sh
+Both pools know the stream of an allocation, and the reader is not recorded: the next array is the same memory, with
+nothing to order it behind the reader. PyTorch has a call for it (record_stream): with it nothing is wrong. What is missing is
+said; ends with 77 where both are. testkit/src/suite/requirements.rs does the same to millpond, with nothing annotated; benches/gpu.sh
 demos prints both.
     d02.py [RUNS]
 """
@@ -16,7 +16,7 @@ WORDS = 1 << 22
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else 40
 
 
-def told(who, once):
+def report(who, once):
     """Prints what so many runs of (same memory, elements read wrong) came to."""
     once()
     seen = [once() for _ in range(RUNS)]
@@ -50,7 +50,7 @@ def with_cupy():
         cupy.cuda.Device().synchronize()
         return same, int((read != 1).sum())
 
-    told(f"CuPy {cupy.__version__}", once)
+    report(f"CuPy {cupy.__version__}", once)
 
 
 def with_torch():
@@ -81,7 +81,7 @@ def with_torch():
 
     for recorded in (False, True):
         how = "with record_stream" if recorded else "without record_stream"
-        told(f"PyTorch {torch.__version__} {how}", lambda: once(recorded))
+        report(f"PyTorch {torch.__version__} {how}", lambda: once(recorded))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 CuPy's pool knows streams by their handle values, and the driver gives a destroyed stream's value to the next one: then
 the new stream is handed the bytes with nothing to order it behind the reader. Prints how often the handle value and the
 block came back, and how often the reader read the wrong thing. Needs CuPy; says so and ends with 77 where it is missing.
-testkit/src/suite/rows.rs does the same to millpond; benches/gpu.sh demos prints both.
+testkit/src/suite/requirements.rs does the same to millpond; benches/gpu.sh demos prints both.
     d03.py [RUNS]
 """
 

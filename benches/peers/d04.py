@@ -1,10 +1,10 @@
 """Row D4 at a peer: the target of a copy to the host is read before the copy is done.
 
-PyTorch's to("cpu", non_blocking=True) gives a tensor that anybody can read at once. First the tutorial's array, 100 x 999,999
+PyTorch's to("cpu", non_blocking=True) gives a tensor that the host can read at once. First the tutorial's array, 100 x 999,999
 doubles whose mean must be 500000 (row P7); most attempts look right, because the same bytes come back to the same memory. Then
 values that change by one from attempt to attempt, and the last element is read. With a synchronise between, as the control,
 nothing is wrong. Says which attempts were. Needs PyTorch; says so and ends with 77 where it is missing. At millpond the data can be reached behind the wait only:
-testkit/src/suite/rows.rs; benches/gpu.sh demos prints both.
+testkit/src/suite/requirements.rs; benches/gpu.sh demos prints both.
     d04.py [ATTEMPTS]
 """
 

@@ -2,7 +2,7 @@
 
 Both pools keep what a stream frees for that stream. As many blocks as before, asked for on a second stream when the first is
 done, are taken from the device anew: the pool has twice what the program ever had at once. Prints lines of the table that
-examples/gpu_rows.rs ends with, for the same pieces; benches/gpu.sh rows shows both. What is missing is said on the error
+benches/gpu/gpu_costs.rs ends with, for the same pieces; benches/gpu.sh costs shows both. What is missing is said on the error
 stream; ends with 77 where one of the two is.
     t13.py
 """
@@ -16,11 +16,11 @@ ASKED = 1024 * MIB
 PIECES = (64 * MIB, 4 * MIB)
 
 
-def told(who, piece, before, after):
+def report(who, piece, before, after):
     """One line: bytes taken after the first stream had its blocks, and after the second had."""
     print(
         f"T13\t{who}, the first stream is done\t{ASKED // piece} of {piece // MIB} MiB\t{before // MIB}\t{after // MIB}\t"
-        f"{after / ASKED:.3f}\tnot told",
+        f"{after / ASKED:.3f}\tnot reported",
         flush=True,
     )
 
@@ -48,7 +48,7 @@ def with_cupy():
         second.synchronize()
         del held
         pool.free_all_blocks()
-        told(f"CuPy {cupy.__version__}", piece, before, after)
+        report(f"CuPy {cupy.__version__}", piece, before, after)
 
 
 def with_torch():
@@ -73,7 +73,7 @@ def with_torch():
         after = torch.cuda.memory_reserved() - empty
         torch.cuda.synchronize()
         del held
-        told(f"PyTorch {torch.__version__}", piece, before, after)
+        report(f"PyTorch {torch.__version__}", piece, before, after)
 
 
 if __name__ == "__main__":

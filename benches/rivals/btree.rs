@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Free ranges of one address space.
-pub(crate) struct BestFit {
+pub struct BestFit {
     /// First byte to length.
     by_address: BTreeMap<u64, u64>,
     /// Length, first byte.
@@ -11,12 +11,12 @@ pub(crate) struct BestFit {
 }
 
 impl BestFit {
-    pub(crate) fn new(capacity: u64) -> BestFit {
+    pub fn new(capacity: u64) -> BestFit {
         BestFit { by_address: BTreeMap::from([(0, capacity)]), by_size: BTreeSet::from([(capacity, 0)]) }
     }
 
     /// The shortest free range that has `len` bytes, of equals the lowest; its front.
-    pub(crate) fn take(&mut self, len: u64) -> Option<u64> {
+    pub fn take(&mut self, len: u64) -> Option<u64> {
         let &(have, at) = self.by_size.range((len, 0)..).next()?;
         self.remove(at, have);
         if have > len {
@@ -26,7 +26,7 @@ impl BestFit {
     }
 
     /// Takes a range back and joins it with its free neighbours.
-    pub(crate) fn give(&mut self, at: u64, len: u64) {
+    pub fn give(&mut self, at: u64, len: u64) {
         let (mut first, mut end) = (at, at + len);
         if let Some((&low, &before)) = self.by_address.range(..at).next_back()
             && low + before == at

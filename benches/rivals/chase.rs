@@ -12,15 +12,15 @@ use std::hint::black_box;
 struct Record(u32);
 
 /// Records in one random cycle.
-pub(crate) struct Chase {
+pub struct Chase {
     records: Vec<Record>,
     at: u32,
-    pub(crate) times: Times,
+    pub times: Times,
 }
 
 impl Chase {
     /// So many records.
-    pub(crate) fn new(records: usize, seed: u64) -> Chase {
+    pub fn new(records: usize, seed: u64) -> Chase {
         let mut dice = Dice(seed);
         let mut order: Vec<u32> = (0..u32::try_from(records).expect("an index")).collect();
         for i in (1..order.len()).rev() {
@@ -33,7 +33,7 @@ impl Chase {
         Chase { records: cycle, at: 0, times: Times::new("a load") }
     }
     /// So many loads, each behind the one before.
-    pub(crate) fn round(&mut self, loads: usize) {
+    pub fn round(&mut self, loads: usize) {
         self.times.round(loads, || {
             for _ in 0..loads {
                 self.at = self.records[self.at as usize].0;

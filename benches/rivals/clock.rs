@@ -5,25 +5,25 @@ use std::time::Instant;
 
 /// Nanoseconds a call in each round of one line.
 #[derive(Clone, Debug)]
-pub(crate) struct Times {
-    pub(crate) name: &'static str,
-    pub(crate) rounds: Vec<f64>,
+pub struct Times {
+    pub name: &'static str,
+    pub rounds: Vec<f64>,
 }
 
 impl Times {
-    pub(crate) fn new(name: &'static str) -> Times {
+    pub fn new(name: &'static str) -> Times {
         Times { name, rounds: Vec::new() }
     }
     /// Times one round of `calls` calls.
-    pub(crate) fn round(&mut self, calls: usize, run: impl FnOnce()) {
+    pub fn round(&mut self, calls: usize, run: impl FnOnce()) {
         let start = Instant::now();
         run();
         self.rounds.push(start.elapsed().as_nanos() as f64 / calls as f64);
     }
-    pub(crate) fn best(&self) -> f64 {
+    pub fn best(&self) -> f64 {
         self.rounds.iter().copied().fold(f64::INFINITY, f64::min)
     }
-    pub(crate) fn median(&self) -> f64 {
+    pub fn median(&self) -> f64 {
         let mut sorted = self.rounds.clone();
         sorted.sort_by(f64::total_cmp);
         sorted[sorted.len() / 2]
@@ -31,7 +31,7 @@ impl Times {
 }
 
 /// One workload's lines in a table: ns a call, best and median, and the ratio of ours to each.
-pub(crate) fn show(workload: &str, calls: usize, lines: &[Times]) {
+pub fn show(workload: &str, calls: usize, lines: &[Times]) {
     let ours = lines[0].best();
     print!("{workload:<26} {calls:>9}");
     for line in lines {
@@ -44,7 +44,7 @@ pub(crate) fn show(workload: &str, calls: usize, lines: &[Times]) {
 }
 
 /// What ran and where.
-pub(crate) fn heading(what: &str) {
+pub fn heading(what: &str) {
     println!("# {what}");
     println!("# {}", machine());
     println!(
@@ -63,15 +63,15 @@ fn machine() -> String {
     format!("{model}, {cores} cores, {}", std::env::consts::ARCH)
 }
 
-/// The value behind `--name` on the command line. `cargo bench` adds `--bench`, which is nobody's.
-pub(crate) fn option(name: &str) -> Option<String> {
+/// The value behind `--name` on the command line. `cargo bench` adds `--bench`, which is ignored.
+pub fn option(name: &str) -> Option<String> {
     let mut args = std::env::args().skip(1);
     args.find(|a| a.strip_prefix("--") == Some(name))?;
     args.next()
 }
 
 /// A number behind `--name`.
-pub(crate) fn number(name: &str, otherwise: usize) -> usize {
+pub fn number(name: &str, otherwise: usize) -> usize {
     match option(name) {
         None => otherwise,
         Some(value) => value.parse().unwrap_or_else(|_| panic!("--{name} {value}: not a number")),

@@ -6,14 +6,19 @@
 //! * **btree**: the textbook best fit, free ranges in one tree by address and one by size, under one lock;
 //! * **malloc**: the system's allocator (glibc's on most machines), which never gives these bytes to a GPU.
 //!
-//! A bench includes this as a module. It does not know what is measured.
+//! With them the workloads that they run and the clock that times them: the library of the benches. It does not know what is measured.
 
-#![allow(dead_code, reason = "no bench needs all of it")]
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::missing_panics_doc,
+    reason = "nobody but the benches beside it uses it"
+)]
 
-pub(crate) mod btree;
-pub(crate) mod chase;
-pub(crate) mod clock;
-pub(crate) mod workload;
+pub mod btree;
+pub mod chase;
+pub mod clock;
+pub mod workload;
 
 use btree::BestFit;
 use millpond::{Allocation, Allocator, Config, Stream};
@@ -21,12 +26,12 @@ use millpond_sim::null::Null;
 use parking_lot::Mutex;
 
 /// What the device of the lines without a device is said to have.
-pub(crate) const CAPACITY: u64 = 144 << 30;
+pub const CAPACITY: u64 = 144 << 30;
 /// What sizes are rounded up to.
-pub(crate) const GRANULE: u64 = 512;
+pub const GRANULE: u64 = 512;
 
 /// An allocator on one device: `Sync`, because threads share it.
-pub(crate) trait Line: Sync {
+pub trait Line: Sync {
     /// A live block; freeing it is its drop, or [`Line::free`].
     type Block: Send;
     /// A few letters for the table.
@@ -41,14 +46,14 @@ pub(crate) trait Line: Sync {
 }
 
 /// Our own.
-pub(crate) struct Ours {
-    pub(crate) gpu: Allocator<Null>,
+pub struct Ours {
+    pub gpu: Allocator<Null>,
     streams: Vec<Stream<Null>>,
 }
 
 impl Ours {
     /// As [`Line::new`], with options.
-    pub(crate) fn with(config: Config, streams: usize) -> Ours {
+    pub fn with(config: Config, streams: usize) -> Ours {
         let gpu = Allocator::new(Null::default(), config).expect("the null device");
         let streams = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
         Ours { gpu, streams }
@@ -73,7 +78,7 @@ impl Line for Ours {
 }
 
 /// The crate `offset-allocator` under one lock.
-pub(crate) struct Offset(Mutex<offset_allocator::Allocator>);
+pub struct Offset(Mutex<offset_allocator::Allocator>);
 
 impl Line for Offset {
     type Block = offset_allocator::Allocation;
@@ -97,7 +102,7 @@ impl Line for Offset {
 }
 
 /// Two trees under one lock.
-pub(crate) struct Trees(Mutex<BestFit>);
+pub struct Trees(Mutex<BestFit>);
 
 impl Line for Trees {
     type Block = (u64, u64);
@@ -119,7 +124,7 @@ impl Line for Trees {
 }
 
 /// The system's `malloc`, through a vector that is never written.
-pub(crate) struct Malloc;
+pub struct Malloc;
 
 impl Line for Malloc {
     type Block = Vec<u8>;

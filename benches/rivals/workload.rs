@@ -5,22 +5,22 @@ use millpond::trace::{Action, Log};
 
 /// One operation: an allocation into a slot, or with no bytes the free of what is in it.
 #[derive(Clone, Copy)]
-pub(crate) struct Op {
-    pub(crate) bytes: u64,
-    pub(crate) slot: u32,
-    pub(crate) stream: u32,
+pub struct Op {
+    pub bytes: u64,
+    pub slot: u32,
+    pub stream: u32,
 }
 
 /// Operations over a number of slots; every slot is empty at the beginning and at the end.
-pub(crate) struct Workload {
-    pub(crate) ops: Vec<Op>,
-    pub(crate) slots: usize,
-    pub(crate) streams: usize,
+pub struct Workload {
+    pub ops: Vec<Op>,
+    pub slots: usize,
+    pub streams: usize,
 }
 
 impl Workload {
     /// The calls of a log. A slot serves many blocks, one after the other; what is alive at the end is freed.
-    pub(crate) fn of_log(log: &Log) -> Workload {
+    pub fn of_log(log: &Log) -> Workload {
         let blocks = log.calls.iter().map(|c| c.block().0 as usize + 1).max().unwrap_or(0);
         let mut slot_of = vec![u32::MAX; blocks];
         let mut vacant = Vec::new();
@@ -51,7 +51,7 @@ impl Workload {
     }
 
     /// Fills `live` slots with mixed sizes, and then frees and allocates `pairs` times at random.
-    pub(crate) fn churn(live: usize, pairs: usize, seed: u64) -> (Workload, Workload) {
+    pub fn churn(live: usize, pairs: usize, seed: u64) -> (Workload, Workload) {
         let mut dice = Dice(seed);
         let fill = (0..live).map(|slot| Op { bytes: dice.size(), slot: slot as u32, stream: 0 }).collect();
         let mut ops = Vec::with_capacity(2 * pairs);
@@ -65,7 +65,7 @@ impl Workload {
 
     /// Runs it. Inlined into nothing, so that every line gets the same loop.
     #[inline(never)]
-    pub(crate) fn run<L: Line>(&self, line: &L, slots: &mut [Option<L::Block>], stream: Option<usize>) {
+    pub fn run<L: Line>(&self, line: &L, slots: &mut [Option<L::Block>], stream: Option<usize>) {
         for op in &self.ops {
             let slot = &mut slots[op.slot as usize];
             if op.bytes > 0 {
@@ -78,28 +78,28 @@ impl Workload {
 }
 
 /// What is alive, by slot.
-pub(crate) type Slots<L> = Vec<Option<<L as Line>::Block>>;
+pub type Slots<L> = Vec<Option<<L as Line>::Block>>;
 
 /// Empty slots.
-pub(crate) fn slots<L: Line>(count: usize) -> Slots<L> {
+pub fn slots<L: Line>(count: usize) -> Slots<L> {
     (0..count).map(|_| None).collect()
 }
 
 /// A small generator of random numbers (xorshift), the same everywhere.
-pub(crate) struct Dice(pub(crate) u64);
+pub struct Dice(pub u64);
 
 impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
+    pub fn roll(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
+    pub fn below(&mut self, n: u64) -> u64 {
         self.roll() % n
     }
     /// Tensor-like: each power of two from 512 bytes to 1 MiB as often as the next, any size inside it.
-    pub(crate) fn size(&mut self) -> u64 {
+    pub fn size(&mut self) -> u64 {
         let power = 512 << self.below(11);
         power + self.below(power)
     }

@@ -97,7 +97,7 @@ impl Step {
 /// Elements of an array.
 const LEN: usize = 256;
 
-/// The range that goes from stream to stream: longer than a segment, so that nobody has another one.
+/// The range that goes from stream to stream: longer than a segment, so that no pool has another one.
 const RANGE: u64 = 32 * MIB;
 
 impl<D: Driver + Copies + Kernels> World<D> {

@@ -21,8 +21,8 @@ pub(crate) enum Command {
     /// Run traces through the whole allocator, by default on the simulated device under the ordering oracle
     ///
     /// Exit status: 0 if nothing was violated, mismatched or lost and no request failed; 1 if something was; 2 for bad
-    /// input. MILLPOND_LIMIT, MILLPOND_POLICY, MILLPOND_REUSE, MILLPOND_GROWTH and MILLPOND_DETERMINISTIC are read first;
-    /// the options go above them.
+    /// input. MILLPOND_LIMIT, MILLPOND_POLICY, MILLPOND_REUSE, MILLPOND_GROWTH, MILLPOND_VIRTUAL and MILLPOND_DETERMINISTIC are read
+    /// first; the options go above them.
     Replay(Box<ReplayArgs>),
     /// Look at traces, convert them, make failing ones small
     Trace {
@@ -89,9 +89,10 @@ pub(crate) enum When {
 
 #[derive(Args, Debug)]
 #[allow(clippy::doc_markdown, reason = "the comments are the help text, where backticks would show")]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line, each by itself")]
 pub(crate) struct ReplayArgs {
     /// RMM CSV logs (.gz too), PyTorch memory snapshots as JSON, JSON lines of a recorder or of CuPy's printing hook, programs as text or
-    /// binary; told by their content
+    /// binary; recognised by their content
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) traces: Vec<PathBuf>,
     /// The device: sim (simulated, with contents and virtual time), null (addresses only) or cuda:N (a GPU, whose blocks
@@ -117,10 +118,13 @@ pub(crate) struct ReplayArgs {
     /// Let the host threads run freely instead of taking turns in the order of the trace
     #[arg(long)]
     pub(crate) racy: bool,
-    /// Plant a bug of docs/mutants.md, such as z16: the report is to tell of it
+    /// Plant a bug of docs/mutants.md, such as z16: the report must name it
     #[cfg(millpond_mutants)]
     #[arg(long, value_name = "BUG")]
     pub(crate) plant: Option<millpond::mutant::Bug>,
+    /// Show which ranges of each segment and window are live, free, in flight or a hole: of a log when most is live, of a program at its end
+    #[arg(long, conflicts_with = "racy")]
+    pub(crate) map: bool,
     /// One JSON object a line for each trace instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -149,14 +153,12 @@ pub(crate) struct WorkloadArgs {
 impl WorkloadArgs {
     /// One pass, whose threads take turns.
     pub(crate) fn workload(&self) -> Workload {
-        Workload {
-            streams: self.streams,
-            threads: self.threads,
-            uses: self.uses,
-            seed: self.seed.unwrap_or_default(),
-            broken: self.broken,
-            ..Workload::default()
-        }
+        Workload::default()
+            .streams(self.streams)
+            .threads(self.threads)
+            .uses(self.uses)
+            .seed(self.seed.unwrap_or_default())
+            .broken(self.broken)
     }
 
     /// An option that a program leaves nothing to choose by, if one was given.
@@ -194,11 +196,14 @@ pub(crate) struct SetupArgs {
     #[arg(long, value_name = "latency|footprint", value_parser = text_of("MILLPOND_POLICY"))]
     pub(crate) policy: Option<String>,
     /// Whether one stream's freed memory serves another: never, only if ordered already, or also behind a wait
-    #[arg(long, value_name = "never|ordered|waits", value_parser = text_of("MILLPOND_REUSE"))]
+    #[arg(long, value_name = "never|ordered|known|waits", value_parser = text_of("MILLPOND_REUSE"))]
     pub(crate) reuse: Option<String>,
     /// How much is acquired from the device at once: rounded segments, or exactly the request
     #[arg(long, value_name = "rounded|exact", value_parser = text_of("MILLPOND_GROWTH"))]
     pub(crate) growth: Option<String>,
+    /// Whether pools take the device's virtual memory: never, where the device has it, or always
+    #[arg(long = "virtual", value_name = "never|auto|always", value_parser = text_of("MILLPOND_VIRTUAL"))]
+    pub(crate) virtual_memory: Option<String>,
     /// No reuse that depends on when the device happened to finish
     #[arg(long, action = ArgAction::SetTrue)]
     pub(crate) deterministic: bool,
@@ -223,6 +228,7 @@ impl SetupArgs {
                 ("MILLPOND_POLICY", self.policy.clone()),
                 ("MILLPOND_REUSE", self.reuse.clone()),
                 ("MILLPOND_GROWTH", self.growth.clone()),
+                ("MILLPOND_VIRTUAL", self.virtual_memory.clone()),
                 ("MILLPOND_DETERMINISTIC", self.deterministic.then(|| "1".to_owned())),
             ],
             check,

@@ -13,7 +13,7 @@ pub(crate) struct Setup {
     pub(crate) schedule: When,
     pub(crate) capacity: u64,
     /// What goes above the environment's variables.
-    pub(crate) given: [(&'static str, Option<String>); 5],
+    pub(crate) given: [(&'static str, Option<String>); 6],
     pub(crate) check: bool,
     pub(crate) seed: u64,
 }

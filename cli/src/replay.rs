@@ -6,7 +6,9 @@ use crate::output::{self, Output, Status, complain, grouped, progress};
 use millpond::report::bytes;
 use millpond::trace::{Log, Program};
 use millpond_replay::import::Trace;
-use millpond_replay::{Outcome, ReplayError, Touch, Workload, replay_log, replay_program};
+use millpond_replay::{
+    Outcome, ReplayError, Touch, Workload, replay_log, replay_program, replay_program_with_map,
+};
 use millpond_sim::null::Null;
 use std::io::{self, Write};
 use std::path::Path;
@@ -91,13 +93,14 @@ fn one(args: &ReplayArgs, path: &Path) -> Result<(Outcome, Kind), Trouble> {
 }
 
 fn of_log<D: Touch>(args: &ReplayArgs, log: &Log, driver: D, setup: &Setup) -> Result<Outcome, ReplayError> {
-    let workload = Workload {
-        run_ahead: args.run_ahead,
-        legacy: args.legacy,
-        racy: args.racy,
-        repeat: args.repeat,
-        ..args.workload.workload()
-    };
+    let workload = args
+        .workload
+        .workload()
+        .run_ahead(args.run_ahead)
+        .legacy(args.legacy)
+        .racy(args.racy)
+        .repeat(args.repeat)
+        .map(args.map);
     let bar = progress(&log.name, log.calls.len() as u64 * u64::from(args.repeat));
     let config = setup.config().map_err(ReplayError::Setup)?;
     let outcome = replay_log(log, &workload, driver, config, &|done| bar.set_position(done));
@@ -112,7 +115,8 @@ fn of_program<D: Touch>(
     setup: &Setup,
 ) -> Result<Outcome, ReplayError> {
     let config = setup.config().map_err(ReplayError::Setup)?;
-    replay_program(program, driver, config, args.run_ahead)
+    let run = if args.map { replay_program_with_map } else { replay_program };
+    run(program, driver, config, args.run_ahead)
 }
 
 /// A program says its streams, threads and uses itself.
@@ -202,6 +206,9 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
         writeln!(out, "refused     {}", counted(o.refused, "request", "requests"))?;
     }
     write!(out, "{}", o.report)?;
+    if let Some(map) = &o.map {
+        write!(out, "{map}")?;
+    }
     if let Some(failure) = &o.failure {
         writeln!(out, "FAILED      {failure}")?;
     }
@@ -216,6 +223,6 @@ fn show(args: &ReplayArgs, o: &Outcome, kind: Kind, out: &mut Output) -> io::Res
 
 /// A warm replay on the null device, for `bench`.
 pub(crate) fn warm(log: &Log, repeat: u32) -> Result<Outcome, ReplayError> {
-    let workload = Workload { repeat, ..Workload::default() };
+    let workload = Workload::default().repeat(repeat);
     replay_log(log, &workload, Null::default(), millpond::Config::default(), &|_| {})
 }

@@ -48,7 +48,7 @@ fn file(folder: &Path, name: &str, text: &str) -> String {
 }
 
 #[test]
-fn replay_tells_a_person_that_nothing_was_violated() {
+fn replay_prints_that_nothing_was_violated() {
     let log = file(&folder("text"), "small.csv", LOG);
     let o = millpond(&["replay", &log, "--uses", "100%"]);
     let text = out(&o);
@@ -64,6 +64,41 @@ fn replay_tells_a_person_that_nothing_was_violated() {
     }
     assert!(!text.contains('\u{1b}'), "no escapes into a pipe");
     assert_eq!(err(&o), "", "no progress bar into a pipe");
+}
+
+/// What lies where when most is live: with plain segments, and in windows, which say what is a hole.
+#[test]
+fn a_map_shows_ranges() {
+    let log = file(&folder("map"), "small.csv", LOG);
+    let of = |memory: &str| {
+        let o = millpond(&["replay", &log, "--map", "--virtual", memory]);
+        assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+        let text = out(&o);
+        let map = text[text.find("map   ").expect("a map")..].to_owned();
+        assert!(map.lines().all(|l| l.chars().count() <= 100), "{map}");
+        // Addresses are the simulated device's.
+        let places = map.lines().map(|l| match l.split_once(" at 0x") {
+            Some((before, behind)) => format!("{before} {}", behind.split_once(": ").expect("an address").1),
+            None => l.to_owned(),
+        });
+        places.collect::<Vec<_>>().join("\n")
+    };
+    insta::assert_snapshot!(of("never"));
+    insta::assert_snapshot!(of("always"));
+    let o = millpond(&["replay", &log, "--map", "--json", "--virtual", "always"]);
+    let v: Value = serde_json::from_str(&out(&o)).unwrap();
+    let segments = v["map"]["segments"].as_array().unwrap();
+    let is_live = |s: &Value| s["ranges"].as_array().unwrap().iter().any(|r| r["state"] == "live");
+    assert!(segments.len() == 2 && segments.iter().all(|s| s["window"] == true && is_live(s)), "{v}");
+    assert!(v["report"]["physical"]["handles"].as_u64().unwrap() >= 2);
+    let program = file(
+        &folder("map-program"),
+        "p.trace",
+        "millpond trace 1\nstreams 1\nalloc b0 3MiB on s0\nwrite b0 on s0\n",
+    );
+    assert!(out(&millpond(&["replay", &program, "--map"])).contains("live 3.00 MiB, free 17.0 MiB"));
+    assert!(!out(&millpond(&["replay", &log])).contains("map   "), "only if it is asked for");
+    assert_eq!(millpond(&["replay", &log, "--map", "--racy"]).status.code(), Some(2));
 }
 
 #[test]
@@ -485,7 +520,7 @@ fn without_a_gpu_one_sentence_says_so() {
         assert_eq!(o.status.code(), Some(2), "{bad:?}");
         assert!(err(&o).contains("expected sim, null, or cuda:N"), "{}", err(&o));
     }
-    assert_eq!(replay(&["--device", "null"]).status.code(), Some(0), "nobody asked for a GPU");
+    assert_eq!(replay(&["--device", "null"]).status.code(), Some(0), "no GPU was requested");
 }
 
 /// The stand-in driver, where `cargo build -p millpond-fake-libcuda` left it.
@@ -519,7 +554,7 @@ fn the_main_job_runs_on_the_cuda_backend() {
     let missing =
         command(&["replay", &log, "--device", "cuda:9"]).env("MILLPOND_LIBCUDA", &driver).output().unwrap();
     assert_eq!(missing.status.code(), Some(2));
-    assert!(err(&missing).contains("device 9 was asked for, there"), "{}", err(&missing));
+    assert!(err(&missing).contains("device 9 was requested, there"), "{}", err(&missing));
 }
 
 /// The help promises it: a request that failed is no success, of a program either.

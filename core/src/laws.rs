@@ -1,18 +1,24 @@
 //! Every decision about order and completion: what may be reused, which stamp a range gets, which number seals a use, what a
 //! marker covers, what is due.
 //!
-//! Each is a pure function next to the law that it follows (O1 to O9, described in docs/ordering.md with the interleavings that they forbid),
+//! Each is a pure function next to the law that it follows (O1 to O9, described in [docs/ordering.md] with the interleavings that they forbid),
 //! is called at the one place where it is decided, and is where the bugs of that decision are planted (docs/mutants.md). Laws about an order of
-//! steps are in `steps`; decisions that only cost memory or time are in `cost`. A bug of a sequence that is none of these
+//! steps are in `steps`; what O1, O4 and O5 decide about physical memory that moves is in `physical`, what a hold forbids in `holds`; which waits may be inserted is in `waits`; decisions that only cost memory or time are in `cost`, the price of moves in `price`, what counts under limits in `limits`. A bug of a sequence that is none of these
 //! is planted where the sequence is: docs/mutants.md lists those, and tests/architecture/main.rs counts them.
 //!
 //! It does not know a lock, a driver, a pool, a heap or a stream: numbers come in, a decision goes out.
-
+//!
+#![doc = concat!("[docs/ordering.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/ordering.md")]
 #![allow(clippy::nonminimal_bool, reason = "a bug that is not planted is the constant `false`")]
 #![allow(clippy::missing_errors_doc, reason = "what is given fails, and nothing else here")]
 
 pub mod cost;
+pub mod holds;
+pub mod limits;
+pub mod physical;
+pub mod price;
 pub mod steps;
+pub mod waits;
 
 use crate::units::Epoch;
 
@@ -70,13 +76,7 @@ pub fn teaches(own: bool) -> bool {
 /// Whether the stream may be named to the driver here: a per-thread default stream has its handle on its own thread only.
 #[inline]
 pub fn may_name(here: bool) -> bool {
-    here || mutant!(OwnThreadUnasked)
-}
-
-/// Whether a stream takes no part in waits: no other waits for it, and it waits for no other.
-#[inline]
-pub fn is_independent(declared: bool) -> bool {
-    declared && !mutant!(IndependentWaits)
+    here || mutant!(OwnThreadUnqueried)
 }
 
 // O4: what leaves the device, or goes to the host, needs completion; a failed query does not prove it.
@@ -171,8 +171,8 @@ pub fn may_wait_instead(captures: bool, expects_captures: bool) -> bool {
 
 /// Whether captures of other code are checked for before the device is waited for.
 #[inline]
-pub fn asks_who_captures() -> bool {
-    !mutant!(DoorEndUnasked)
+pub fn checks_captures() -> bool {
+    !mutant!(DoorEndUnqueried)
 }
 
 /// Whether the device is waited for before everything counts as complete.
@@ -502,8 +502,8 @@ pub fn is_left_to_another(i: usize, n: usize, covers: impl Fn(usize, usize) -> b
 // O6 for memory that cudarc uses (docs/cudarc.md).
 
 /// Whether a slice may be made on a stream, after the query whether it captures.
-pub fn may_slice<E>(asked: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    if mutant!(CudaSliceCaptured) { Ok(()) } else { asked() }
+pub fn may_slice<E>(admitted: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if mutant!(CudaSliceCaptured) { Ok(()) } else { admitted() }
 }
 
 /// Whether a pooled slice's event is recorded behind what its memory comes after.
@@ -520,7 +520,7 @@ pub fn is_tracked(same_context: bool) -> bool {
 
 /// Whether a stream that reads a pooled slice leaves another reader's event alone.
 #[inline]
-pub fn tells_readers_apart() -> bool {
+pub fn distinguishes_readers() -> bool {
     !mutant!(CudaOneReader)
 }
 
@@ -654,8 +654,8 @@ pub fn takes_out_captured(captured: bool) -> bool {
 
 /// Whether an external stream is queried again after a record whether it captures.
 #[inline]
-pub fn asks_again(asked: bool) -> bool {
-    asked && !mutant!(CaptureUnseen)
+pub fn queries_again(may_capture: bool) -> bool {
+    may_capture && !mutant!(CaptureUnseen)
 }
 
 /// Whether a context-wide marker may be made for a stream: not where it may end a capture of other code.

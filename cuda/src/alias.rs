@@ -20,7 +20,7 @@ use millpond_driver::sync::{Arc, Mutex, MutexGuard};
 use millpond_driver::units::{GRANULE_BYTES, StreamId};
 use millpond_driver::{DriverResult, Fences, Host, HostKind, Memory};
 
-/// Who a stream is that cudarc names.
+/// The identity of a stream that cudarc names.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Found {
@@ -30,7 +30,7 @@ pub enum Found {
     Known(StreamId),
 }
 
-#[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
+#[allow(unsafe_code, reason = "foreign calls, and promises about streams of other code")]
 impl Device {
     /// cudarc's value of this context: the one that it was made from, or a new one. The current context stays current.
     pub(super) fn cudarc(&self) -> DriverResult<Arc<CudaContext>> {
@@ -86,7 +86,7 @@ impl GpuStream {
     /// (hazard 3 of docs/cudarc.md). This library's arrays are, on any stream.
     ///
     /// With the alias, safe calls can capture a graph on the stream. So from here on every operation of this library on the
-    /// stream asks the driver first, and is refused while the stream captures (`Error::Capturing`).
+    /// stream queries the driver first, and is refused while the stream captures (`Error::Capturing`).
     ///
     /// # Errors
     /// A raw handle's stream, which no reference keeps alive; if cudarc finds no driver; the driver's.
@@ -112,14 +112,14 @@ impl GpuStream {
             }
             Whose::Promised | Whose::Unmanaged => Err(bad_handle(
                 Call::stream_get_ctx,
-                "the stream was taken by its raw handle, so that nobody keeps it alive: cudarc's value of it is its owner's to make",
+                "the stream was adopted by its raw handle, so no reference keeps it alive: only its owner can make cudarc's value of it",
             )),
         }
     }
 }
 
-/// Whose turn it is to look into the store of a value of cudarc's: a value has the place that its address says. More
-/// places than threads that are likely to meet; two values that share one wait for each other, and nothing else.
+/// The locks for access to the stored error of cudarc's values: the address of a value selects its lock. There are more
+/// locks than threads that are likely to meet; two values that share one wait for each other, and nothing else.
 static TURNS: [Mutex<()>; 16] = [const { Mutex::new(()) }; 16];
 
 fn turn(context: &CudaContext) -> MutexGuard<'static, ()> {
@@ -137,11 +137,11 @@ pub fn store_stays<R>(
     calls: impl FnOnce() -> R,
 ) -> (R, Result<(), cudarc::driver::DriverError>) {
     let _turn = (!mutant!(CudaStoreShared)).then(|| turn(context));
-    let somebodys = context.check_err();
+    let earlier = context.check_err();
     pause_point!("cudarc's store is looked after");
     let result = calls();
     let stored = context.check_err();
-    context.record_err(somebodys);
+    context.record_err(earlier);
     (result, stored)
 }
 
@@ -154,7 +154,7 @@ pub fn store_peek(context: &CudaContext) -> Option<cudarc::driver::DriverError> 
     Some(stored)
 }
 
-/// Leaves an error in the store of a context, for whom its next call belongs to.
+/// Leaves an error in the store of a context, for the caller of its next call.
 #[doc(hidden)]
 pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::DriverError>) {
     if error.is_err() {
@@ -165,7 +165,7 @@ pub fn store_error(context: &CudaContext, error: Result<(), cudarc::driver::Driv
 
 #[allow(unsafe_code, reason = "foreign calls")]
 impl Cuda {
-    /// cudarc's value of the context's legacy default stream. The driver is not asked about it, so a capture on a blocking stream does not
+    /// cudarc's value of the context's legacy default stream. The driver is not queried about it, so a capture on a blocking stream does not
     /// interfere.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl Cuda {
         Ok(self.device.cudarc()?.default_stream())
     }
 
-    /// Who this stream is. Its reference is alive, and so is it.
+    /// The identity of this stream, which its reference keeps alive.
     ///
     /// # Errors
     /// It captures; it is of another context; the driver's.
@@ -208,7 +208,7 @@ impl Cuda {
         if !matches!(handle.addr(), 0 | LEGACY) && unsafe { self.device.captures(handle)? } {
             return Err(capturing(
                 Call::stream_get_id,
-                "the stream is capturing a graph, which could be launched when the array's memory is somebody else's",
+                "the stream is capturing a graph, which could be launched after the array's memory has another owner",
             ));
         }
         Ok(())
@@ -216,7 +216,7 @@ impl Cuda {
 
     /// A stream of cudarc's in this stream's value of the context, which does nothing: while there is one cudarc's tracking is on in
     /// that value. The device's own value keeps one for good. What the program itself switched off is its own to order.
-    /// The first one in a value waits for the whole context, as cudarc has it: else the owner's own first stream would not wait
+    /// The first one in a value waits for the whole context, as cudarc's own first stream does: else the owner's own first stream would not wait
     /// either, behind slices of theirs that no event was recorded for.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use cudarc::driver::sys::{CUcontext, CUctx_st, CUstream, CUstream_st};
 use cudarc::driver::{CudaContext, CudaStream};
 use millpond_driver::sync::{Arc, Mutex, Weak};
 use millpond_driver::units::DeviceId;
-use millpond_driver::{DeviceSlot, DriverResult};
+use millpond_driver::{DeviceSlot, DriverResult, Properties};
 use millpond_driver::{DriverError, Unavailable};
 use std::collections::VecDeque;
 
@@ -32,6 +32,12 @@ use std::collections::VecDeque;
 const DEFERRED_KEPT: usize = 64;
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VIRTUAL_MEMORY: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
+const FILE_DESCRIPTORS: c_int = 103;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+const MAPPED_RDMA: c_int = 110;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED`.
+const FABRIC: c_int = 128;
 /// `CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED`.
 const MEMORY_POOLS: c_int = 115;
 /// `CU_STREAM_NON_BLOCKING`.
@@ -70,6 +76,8 @@ pub(super) struct Device {
     pub(super) loaded: Mutex<Loaded>,
     /// Bytes; `None` where the device has no virtual memory management.
     pub(super) granularity: Option<u64>,
+    /// Which properties physical memory may have.
+    pub(super) may: Properties,
     pub(super) has_pools: bool,
     /// A stream for our own fills; made when first needed.
     internal: Mutex<Option<Handle<CUstream_st>>>,
@@ -208,6 +216,7 @@ impl Device {
             kernels: Mutex::new(None),
             loaded: Mutex::default(),
             granularity: None,
+            may: Properties::default(),
             has_pools: false,
             internal: Mutex::new(None),
             alias: Mutex::new(None),
@@ -216,7 +225,13 @@ impl Device {
             deferred: Mutex::default(),
             keep,
         };
-        device.granularity = device.ask_granularity()?;
+        device.granularity = device.query_granularity()?;
+        if device.granularity.is_some() {
+            // A driver that does not know the question has none of it.
+            let has = |which| device.attribute(which).is_ok_and(|value| value != 0);
+            let file_descriptor = cfg!(unix) && api.table.mem_export.is_some() && has(FILE_DESCRIPTORS);
+            device.may = Properties::new(file_descriptor, has(FABRIC), has(MAPPED_RDMA));
+        }
         device.has_pools = device.attribute(MEMORY_POOLS)? != 0;
         let device = Arc::new(device);
         open.push((context.number(), Arc::downgrade(&device)));
@@ -276,7 +291,7 @@ impl Device {
         calls()
     }
 
-    /// Restores the current context after foreign code may have changed it.
+    /// Restores the current context after other code may have changed it.
     fn restore(&self, before: Handle<CUctx_st>) {
         if self.current().is_ok_and(|now| now.0 != before.0) {
             // SAFETY: it was current on this thread before; null means none.
@@ -295,7 +310,7 @@ impl Device {
         Ok(value)
     }
 
-    fn ask_granularity(&self) -> DriverResult<Option<u64>> {
+    fn query_granularity(&self) -> DriverResult<Option<u64>> {
         if self.attribute(VIRTUAL_MEMORY)? == 0 {
             return Ok(None);
         }
@@ -369,7 +384,7 @@ impl Device {
     /// Keeps an error that no call can return, unless it only says that the driver, or the context, is gone: then the
     /// process is ending, or everything went with the context.
     pub(super) fn defer(&self, error: DriverError) {
-        if is_farewell(&error) {
+        if means_driver_is_gone(&error) {
             return;
         }
         self.deferred.lock().keep(error);
@@ -390,7 +405,7 @@ impl Device {
 
 /// Whether an error says no more than that there is nothing left to destroy: 4 the driver was shut down, 709 the context
 /// was destroyed.
-pub(super) fn is_farewell(error: &DriverError) -> bool {
+pub(super) fn means_driver_is_gone(error: &DriverError) -> bool {
     matches!(error.code, 4 | 709)
 }
 
@@ -548,11 +563,11 @@ impl Device {
         let mut free = Vec::new();
         self.parked.0.lock().retain_mut(|(alias, stream)| {
             // The only reference, with no weak one to make more from.
-            let lent = Arc::get_mut(alias).is_none();
-            if !lent {
+            let shared = Arc::get_mut(alias).is_none();
+            if !shared {
                 free.push(*stream);
             }
-            lent
+            shared
         });
         for stream in free {
             // SAFETY: parked by the last reference of this backend, and the alias is gone: no copy of the handle is left.

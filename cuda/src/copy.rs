@@ -46,7 +46,7 @@ impl Cuda {
     /// # Errors
     /// A range that is not ours, or not whole; pinned memory: use [`Cuda::copy_anywhere`] or an array's copies; an overlap; the
     /// driver's. Nothing was then queued.
-    #[allow(unsafe_code, reason = "what the unsafe verb asks for is refused")]
+    #[allow(unsafe_code, reason = "what the unsafe method could do wrong is refused")]
     pub fn copy_between(&self, stream: &GpuStream, to: Addr, from: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: what is pinned is refused, and no Rust reference leads into the device's memory.
         unsafe { self.copy_within(stream, to, from, bytes, Reach::Device) }

@@ -1,6 +1,6 @@
 //! Which streams that may end unannounced have ended.
 //!
-//! No notice of their end exists, and the driver cannot be asked about a stream that is gone. But a handle names one stream at a time: when it is
+//! No notice of their end exists, and the driver cannot be queried about a stream that is gone. But a handle names one stream at a time: when it is
 //! found to be another stream's, by the driver's id, the stream that had it has ended, and no code can queue work there any more.
 //!
 //! It does not know what is done with a stream, nor which references to it exist.

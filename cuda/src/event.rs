@@ -2,7 +2,7 @@
 //!
 //! Events keep no time (`CU_EVENT_DISABLE_TIMING`), which is what makes them cheap. A query that says "not ready" is an
 //! answer and no error; every other code is an error and never "complete". The host waits as the driver does, which has no
-//! limit, or, where there is one, by asking. This file does not know memory.
+//! limit, or, where there is one, by querying. This file does not know memory.
 
 use super::Cuda;
 use super::context::{Device, Mode};
@@ -12,7 +12,7 @@ use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use cudarc::driver::sys::{CUevent, CUevent_st};
-use millpond_driver::patience::ask_until;
+use millpond_driver::patience::query_until;
 use millpond_driver::sync::Arc;
 use millpond_driver::{DriverError, DriverErrorKind};
 use millpond_driver::{DriverResult, Fences, StreamInfo, StreamOptions};
@@ -149,9 +149,9 @@ unsafe impl Fences for Cuda {
             let captures = match self.is_capturing(&stream) {
                 // One that was to last and is gone captures nothing. Not the context's end (201), whose kind is the same.
                 Err(e) if e.kind == DriverErrorKind::InvalidHandle && e.is_of_one_stream() => false,
-                asked => asked?,
+                done => done?,
             };
-            if captures && !mutant!(CudaNobodySuspect) {
+            if captures && !mutant!(CudaIgnoresCaptures) {
                 let message = format!(
                     "{} is capturing a graph, which a context-wide event would destroy: it was not recorded; try again after the capture",
                     stream.info().id
@@ -223,7 +223,7 @@ unsafe impl Fences for Cuda {
     /// it sleep. With a limit the host queries, less and less often.
     fn wait_event(&self, event: &GpuEvent, limit: Duration) -> DriverResult<bool> {
         if limit < Duration::MAX {
-            return ask_until(limit, || self.query(event));
+            return query_until(limit, || self.query(event));
         }
         // Most often it is done already: no wait then.
         if self.query(event)? {

@@ -42,7 +42,7 @@
 #[macro_use]
 extern crate millpond_driver;
 
-/// The README's program is run.
+/// Runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -88,6 +88,23 @@ use table::Call;
 
 /// One context of an NVIDIA GPU. Clones are the same context; values of one context share the timelines of its streams,
 /// its counts and its kernels, each with options of its own.
+///
+/// ```no_run
+/// use millpond_cuda::Cuda;
+/// use millpond_driver::{Fences, Memory, StreamOptions};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for ordinal in 0..Cuda::devices()? {
+///     let cuda = Cuda::new(ordinal)?;                       // the context that the CUDA runtime uses too
+///     let stream = cuda.create_stream(StreamOptions::default())?;
+///     let memory = cuda.allocate(1 << 20)?;                 // freed when dropped
+///     println!("{cuda:?}: {} bytes at {}", 1 << 20, memory.addr());
+///     # drop(stream);
+/// }
+/// # Ok(()) }
+/// ```
+///
+/// An allocator on it: `millpond::Allocator::new(Cuda::new(0)?, Config::default())`.
 #[derive(Clone)]
 pub struct Cuda {
     /// Before the device, without which it cannot be given back.
@@ -256,8 +273,8 @@ impl Driver for Cuda {
         &self.device.slot
     }
 
-    /// Calls made so far in this context, those never made left out; failed calls count, and so do the questions which
-    /// context is current.
+    /// Calls made so far in this context, those never made left out; failed calls count, and so do the queries
+    /// which context is current.
     fn calls(&self) -> Vec<(&'static str, u64)> {
         self.device.calls.list()
     }

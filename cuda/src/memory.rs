@@ -157,7 +157,10 @@ impl Drop for AsyncPool {
 /// A size that the driver accepts.
 fn whole(call: Call, bytes: u64) -> DriverResult<usize> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE_BYTES) {
-        return Err(invalid(call, format!("asked for {bytes} bytes: ask for a multiple of 512, not 0")));
+        return Err(invalid(
+            call,
+            format!("requested {bytes} bytes: the size must be a multiple of 512, not 0"),
+        ));
     }
     usize::try_from(bytes)
         .map_err(|_| invalid(call, format!("{bytes} bytes are more than this machine can address")))
@@ -225,7 +228,7 @@ unsafe impl Memory for Cuda {
         let code = unsafe { (device.table().mem_get_info)(&raw mut free, &raw mut total) };
         device.done(Call::mem_get_info, code)?;
         drop(bound);
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        Ok(MemoryInfo::new(free as u64, total as u64))
     }
 
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
@@ -250,6 +253,9 @@ unsafe impl Memory for Cuda {
 
     /// [`Backing::Plain`] does. [`Backing::Async`] waits for a stream of its own only; scrubbing, also for a fill, which
     /// needs a free place on the device.
+    fn shares_by_ipc(&self) -> bool {
+        self.pool.is_none()
+    }
     fn free_waits_for_device(&self) -> bool {
         self.pool.is_none() || self.scrub
     }

@@ -1,4 +1,4 @@
-//! Copies of rows, and copies to another device: the rarer half of [`Copies`](millpond_driver::Copies).
+//! Copies of rows, and copies to another device: the less used half of [`Copies`](millpond_driver::Copies).
 //!
 //! This file does not know what the bytes are for.
 

@@ -1,4 +1,4 @@
-//! Finding the driver: open its library, ask its version, resolve the table. Once a process, whatever comes of it;
+//! Finding the driver: open its library, query its version, resolve the table. Once a process, whatever comes of it;
 //! nothing here panics.
 //!
 //! The library is never closed: handles live until the process ends, and destructors run after `main`. This file does not
@@ -86,7 +86,7 @@ pub(super) fn look(library: Library) -> Result<Api, Unavailable> {
     // SAFETY: the pointer is a local's. This is one of the few calls that work before `cuInit`.
     let code = unsafe { get_version(&raw mut version) };
     if code != 0 {
-        let mut message = "the driver does not tell its version: is its installation whole?".to_owned();
+        let mut message = "the driver does not return its version: is its installation whole?".to_owned();
         // SAFETY: the C function of this name has this signature in every driver.
         if let Ok(ask) = unsafe { library.get::<ErrorName>(b"cuGetErrorName") }
             && let Some(its_name) = text_of(*ask, code)

@@ -9,7 +9,7 @@
 //! | [`Cuda::legacy_stream`] | never gone | the context's |
 //! | [`Cuda::per_thread_stream`] | the thread's | one a thread and context: never the handle, which is 0x2 for all |
 //!
-//! Identity is read once, when the reference is made, because a capturing stream must not be asked (that would destroy
+//! Identity is read once, when the reference is made, because a capturing stream must not be queried (that would destroy
 //! the capture) and because after a destroy the handle's value is reused for another stream. Where the driver has no ids (before
 //! CUDA 12), streams that other code cannot destroy get numbers of this library, and raw handles are refused. This
 //! file does not know events or order.
@@ -217,7 +217,7 @@ impl Known {
     }
     /// Adds a reference to a stream, made with the number of a live reference to the same stream, or with a fresh one. Only the references
     /// to a stream remember its number: a table of numbers by thread would grow with each thread that ever
-    /// used its default stream. Looked up and added in one hold: one stream has one number, however many threads ask at once.
+    /// used its default stream. Looked up and added in one hold: one stream has one number, however many threads make references at once.
     fn add_numbered(
         &self,
         handle: CUstream,
@@ -275,7 +275,7 @@ impl Device {
         let mut state = 0;
         // SAFETY: the pointer is a local's; the stream is the caller's promise.
         let ask = || unsafe { (self.table().stream_is_capturing)(stream, &raw mut state) };
-        match self.ask_stream(Call::stream_is_capturing, stream, ask) {
+        match self.query_stream(Call::stream_is_capturing, stream, ask) {
             Ok(()) => Ok(state != 0),
             // The legacy stream would wait for a capturing blocking stream: treated as capturing.
             Err(e) if e.code == CAPTURE_IMPLICIT => Ok(true),
@@ -293,7 +293,7 @@ impl Device {
         let mut id = 0;
         // SAFETY: the pointer is a local's; the rest is the caller's promise.
         let ask = || unsafe { get_id(stream, &raw mut id) };
-        self.ask_stream(Call::stream_get_id, stream, ask)?;
+        self.query_stream(Call::stream_get_id, stream, ask)?;
         if mutant!(CudaHandleIsId) {
             id = stream.addr() as u64;
         }
@@ -305,7 +305,7 @@ impl Device {
     /// saves the look-up of the current context, as expensive as the call. A driver that needs a context nevertheless returns
     /// 201 (or 709 if the current context was destroyed, as cudarc leaves it behind), and is called again with this context bound.
     #[inline]
-    fn ask_stream(&self, call: Call, stream: CUstream, mut ask: impl FnMut() -> Code) -> DriverResult<()> {
+    fn query_stream(&self, call: Call, stream: CUstream, mut ask: impl FnMut() -> Code) -> DriverResult<()> {
         if stream.addr() > PER_THREAD {
             let code = ask();
             if !matches!(code, INVALID_CONTEXT | CONTEXT_IS_DESTROYED) {
@@ -355,7 +355,7 @@ impl Device {
     }
 }
 
-#[allow(unsafe_code, reason = "foreign calls, and promises about foreign streams")]
+#[allow(unsafe_code, reason = "foreign calls, and promises about streams of other code")]
 impl Cuda {
     /// Makes a stream of this backend. Its identity is certain: no other stream has its handle yet.
     pub(super) fn new_stream(&self, options: StreamOptions) -> DriverResult<GpuStream> {
@@ -377,11 +377,7 @@ impl Cuda {
                 return Err(e);
             }
         };
-        Ok(self.reference(
-            handle.0,
-            StreamInfo { id, device: device.id, kind, unmanaged: false },
-            Whose::Ours,
-        ))
+        Ok(self.reference(handle.0, StreamInfo::new(id, device.id, kind), Whose::Ours))
     }
 
     fn reference(&self, handle: CUstream, info: StreamInfo, whose: Whose) -> GpuStream {
@@ -393,10 +389,11 @@ impl Cuda {
 
     /// A reference with the driver's id in `info`, or a number of this library if there is none.
     fn numbered(&self, handle: CUstream, id: Option<StreamId>, info: StreamInfo, whose: Whose) -> GpuStream {
+        let numbered = |id| StreamInfo::new(id, info.device, info.kind).unmanaged(info.unmanaged);
         if let Some(id) = id {
-            return self.reference(handle, StreamInfo { id, ..info }, whose);
+            return self.reference(handle, numbered(id), whose);
         }
-        let make = |id, whose| self.unlisted(handle, StreamInfo { id, ..info }, whose, None);
+        let make = |id, whose| self.unlisted(handle, numbered(id), whose, None);
         self.device.known.add_numbered(handle, whose, make)
     }
 
@@ -415,7 +412,7 @@ impl Cuda {
     /// A stream that is alive for as long as the reference: with no identity, and in no list that others could find it in.
     pub(super) fn passing_reference(&self, handle: CUstream) -> GpuStream {
         let kind = StreamKind::Blocking;
-        let info = StreamInfo { id: StreamId(u64::MAX), device: self.device.id, kind, unmanaged: true };
+        let info = StreamInfo::new(StreamId(u64::MAX), self.device.id, kind).unmanaged(true);
         self.unlisted(handle, info, Whose::Promised, None)
     }
 
@@ -425,7 +422,7 @@ impl Cuda {
     /// the calling thread's.
     ///
     /// # Errors
-    /// The stream captures (its identity cannot be asked), or belongs to another context of this device; the driver's. A
+    /// The stream captures (its identity cannot be queried), or belongs to another context of this device; the driver's. A
     /// stream of another device is no error here: its [`info`](GpuStream::info) says so, and allocators refuse it.
     pub fn adopt(&self, stream: Arc<CudaStream>) -> DriverResult<GpuStream> {
         let adopted = self.adopt_shared(&stream);
@@ -532,10 +529,10 @@ impl Cuda {
         unsafe { self.device.captures(handle) }
     }
 
-    /// Who a raw stream is: two calls of the driver, whether it captures and its id.
+    /// The identity of a raw stream, by two calls of the driver: whether it captures, and its id.
     ///
     /// # Errors
-    /// It captures, and asking would destroy that; not supported where the driver has no stream ids; the driver's.
+    /// It captures, and a query would destroy that; not supported where the driver has no stream ids; the driver's.
     ///
     /// # Safety
     /// The handle names a stream that is alive, and means this thread's if it is a per-thread default stream.
@@ -544,7 +541,7 @@ impl Cuda {
         if unsafe { self.device.captures(handle)? } {
             return Err(capturing(
                 Call::stream_get_id,
-                "the stream is capturing a graph, and asking who it is would destroy that",
+                "the stream is capturing a graph, and querying its id would end that capture",
             ));
         }
         // SAFETY: alive and not capturing.
@@ -560,7 +557,7 @@ impl Cuda {
         if unsafe { device.captures(handle)? } {
             return Err(capturing(
                 Call::stream_get_id,
-                "the stream is capturing a graph, and asking who it is would destroy that: adopt it before the capture",
+                "the stream is capturing a graph, and querying its id would end that capture: adopt it before the capture",
             ));
         }
         // SAFETY: alive and not capturing.
@@ -576,7 +573,7 @@ impl Cuda {
         // SAFETY: alive and not capturing.
         let kind = unsafe { device.kind(handle)? };
         let unmanaged = matches!(whose, Whose::Unmanaged);
-        Ok(self.numbered(handle, id, StreamInfo { id: StreamId(0), device: home, kind, unmanaged }, whose))
+        Ok(self.numbered(handle, id, StreamInfo::new(StreamId(0), home, kind).unmanaged(unmanaged), whose))
     }
 
     /// The legacy default stream of this context: ordered with all blocking streams, in both directions.
@@ -604,12 +601,12 @@ impl Cuda {
         if unsafe { device.captures(handle)? } {
             return Err(capturing(
                 Call::stream_get_id,
-                "the default stream cannot be asked who it is while a capture involves it: make the reference before",
+                "the default stream's id cannot be queried while a capture involves it: make the reference before",
             ));
         }
         // SAFETY: as above, and it does not capture.
         let id = unsafe { device.driver_id(handle)? };
-        let info = StreamInfo { id: StreamId(0), device: device.id, kind, unmanaged: false };
+        let info = StreamInfo::new(StreamId(0), device.id, kind);
         Ok(self.numbered(handle, id, info, whose))
     }
 }

@@ -10,8 +10,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::fmt;
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUevent, CUfunction, CUmemoryPool, CUmodule, CUstream};
 use libloading::Library;
-use millpond_driver::DriverResult;
 use millpond_driver::{DriverError, DriverErrorKind, Unavailable};
+use millpond_driver::{DriverResult, Properties};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -77,6 +77,16 @@ impl AllocationProp {
             windows: core::ptr::null_mut(),
             flags: [0; 8],
         }
+    }
+
+    /// The same, of memory with these properties.
+    pub(super) fn with(self, properties: Properties) -> AllocationProp {
+        // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC, as bits.
+        let exported_as = c_int::from(properties.file_descriptor) | c_int::from(properties.fabric) << 3;
+        let mut flags = self.flags;
+        // `gpuDirectRDMACapable`.
+        flags[1] = properties.rdma.into();
+        AllocationProp { exported_as, flags, ..self }
     }
 }
 
@@ -247,6 +257,9 @@ functions! {
         stream_get_id = "cuStreamGetId", "cuStreamGetId", (CUstream, *mut u64);
         ctx_record_event = "cuCtxRecordEvent", "cuCtxRecordEvent", (CUcontext, CUevent);
         func_load = "cuFuncLoad", "cuFuncLoad", (CUfunction);
+        mem_export = "cuMemExportToShareableHandle", "cuMemExportToShareableHandle", (*mut c_void, u64, c_int, u64);
+        mem_import = "cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle",
+            (*mut u64, *mut c_void, c_int);
     }
 }
 
@@ -259,7 +272,7 @@ impl Call {
 
 /// How often each function was called.
 ///
-/// The simple version is a number for each function. But if sixteen threads ask whether their streams capture, all write that
+/// The simple version is a number for each function. But if sixteen threads query whether their streams capture, all write that
 /// one number, 40 ns apart and 16 times as expensive as the driver's call. So each thread counts in a stripe of its own, as long as
 /// there are stripes, and the counts are added up when they are listed.
 pub(super) struct Calls {
@@ -330,9 +343,9 @@ pub(super) fn kind_of(code: u32) -> DriverErrorKind {
     }
 }
 
-/// What a code means to an allocator where the call is known. A question about an event, or a wait for it, whose arguments are ours and valid,
+/// What a code means to an allocator where the call is known. A query of an event, or a wait for it, whose arguments are ours and valid,
 /// has this answer when the event was last recorded in a capture that has ended (H100, driver 580.159.04, CUDA 13.0; while it goes on a
-/// question is answered 907, and ends it).
+/// query is answered 907, and ends it).
 pub(super) fn kind_of_answer(call: Call, code: Code) -> DriverErrorKind {
     let of_event = matches!(call, Call::event_query | Call::event_synchronize | Call::stream_wait_event);
     if of_event && code == 1 { DriverErrorKind::Capturing } else { kind_of(code) }

@@ -114,7 +114,7 @@ fn codes_have_meanings_and_unknown_ones_are_data() {
     }
 }
 
-/// Of the three calls that ask about an event, or wait for it, and of no other.
+/// Of the three calls that query an event, or wait for it, and of no other.
 #[test]
 fn an_invalid_event_is_one_that_a_capture_took() {
     use super::table::{Call, kind_of_answer};
@@ -126,16 +126,16 @@ fn an_invalid_event_is_one_that_a_capture_took() {
 }
 
 #[test]
-fn a_gone_driver_is_no_news_to_destructors() {
+fn errors_after_the_drivers_end_are_ignored_in_destructors() {
     let error = |code| DriverError::new("cuStreamDestroy", code, kind_of(code), "");
-    assert!(context::is_farewell(&error(4)), "the driver was shut down");
-    assert!(context::is_farewell(&error(709)), "the context was destroyed");
-    assert!(!context::is_farewell(&error(700)), "a kernel went wrong");
-    assert!(!context::is_farewell(&error(400)));
+    assert!(context::means_driver_is_gone(&error(4)), "the driver was shut down");
+    assert!(context::means_driver_is_gone(&error(709)), "the context was destroyed");
+    assert!(!context::means_driver_is_gone(&error(700)), "a kernel went wrong");
+    assert!(!context::means_driver_is_gone(&error(400)));
 }
 
 #[test]
-fn calls_are_counted_by_name_until_told_not_to() {
+fn calls_are_counted_by_name_until_counting_is_off() {
     let calls = Calls::new();
     calls.count(Call::mem_alloc);
     calls.count(Call::mem_alloc);

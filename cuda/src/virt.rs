@@ -7,11 +7,18 @@
 use super::Cuda;
 use super::ranges::Kind;
 use super::table::{AccessDesc, AllocationProp, Call, Location, invalid, lacking};
+#[cfg(unix)]
+use core::ffi::c_int;
 use millpond_driver::units::Addr;
-use millpond_driver::{DriverResult, Mapping, MappingFacts};
+use millpond_driver::{DriverResult, Mapping, MappingFacts, Properties};
+#[cfg(unix)]
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: i32 = 3;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+#[cfg(unix)]
+const FILE_DESCRIPTOR: c_int = 1;
 
 /// A piece of physical memory of one device. Dropping it does nothing: see [`Mapping::release`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +47,7 @@ impl Cuda {
         if bytes == 0 || !bytes.is_multiple_of(unit) {
             return Err(invalid(
                 call,
-                format!("asked for {bytes} bytes: ask for a multiple of {unit}, not 0"),
+                format!("requested {bytes} bytes: the size must be a multiple of {unit}, not 0"),
             ));
         }
         usize::try_from(bytes)
@@ -54,7 +61,7 @@ unsafe impl Mapping for Cuda {
     type Handle = GpuHandle;
 
     fn mapping(&self) -> Option<MappingFacts> {
-        self.device.granularity.map(MappingFacts::new)
+        self.device.granularity.map(|unit| MappingFacts::new(unit).with(self.device.may))
     }
 
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {
@@ -82,12 +89,49 @@ unsafe impl Mapping for Cuda {
     }
 
     fn create(&self, bytes: u64) -> DriverResult<GpuHandle> {
+        self.create_with(bytes, Properties::default())
+    }
+
+    fn create_with(&self, bytes: u64, properties: Properties) -> DriverResult<GpuHandle> {
         let (call, device) = (Call::mem_create, &*self.device);
         let size = self.whole_handles(call, bytes)?;
         let bound = device.bind()?;
-        let (mut raw, prop) = (0, AllocationProp::device(device.ordinal));
+        let (mut raw, prop) = (0, AllocationProp::device(device.ordinal).with(properties));
         // SAFETY: both pointers are locals'.
         let code = unsafe { (device.table().mem_create)(&raw mut raw, size, &raw const prop, 0) };
+        device.done(call, code)?;
+        drop(bound);
+        Ok(GpuHandle { raw, bytes })
+    }
+
+    #[cfg(unix)]
+    fn export(&self, handle: &GpuHandle) -> DriverResult<OwnedFd> {
+        let (call, device) = (Call::mem_export, &*self.device);
+        let Some(export) = device.table().mem_export else {
+            return Err(lacking(call, "this driver exports no physical memory"));
+        };
+        let bound = device.bind()?;
+        let mut descriptor: c_int = -1;
+        // SAFETY: the pointer is to a local descriptor, which is what this type of handle is written as; the handle is the caller's.
+        let code = unsafe { export((&raw mut descriptor).cast(), handle.raw, FILE_DESCRIPTOR, 0) };
+        device.done(call, code)?;
+        drop(bound);
+        // SAFETY: the driver opened it for this call, so it is nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    #[cfg(unix)]
+    fn import(&self, from: BorrowedFd<'_>, bytes: u64) -> DriverResult<GpuHandle> {
+        let (call, device) = (Call::mem_import, &*self.device);
+        self.whole_handles(call, bytes)?;
+        let Some(import) = device.table().mem_import else {
+            return Err(lacking(call, "this driver imports no physical memory"));
+        };
+        let bound = device.bind()?;
+        let (mut raw, descriptor) = (0, from.as_raw_fd().cast_unsigned() as usize);
+        let descriptor = core::ptr::without_provenance_mut(descriptor);
+        // SAFETY: the pointer is a local's; a descriptor is passed as the pointer's value and stays the caller's.
+        let code = unsafe { import(&raw mut raw, descriptor, FILE_DESCRIPTOR) };
         device.done(call, code)?;
         drop(bound);
         Ok(GpuHandle { raw, bytes })

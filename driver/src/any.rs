@@ -9,7 +9,7 @@
 use crate::units::{Addr, DeviceId};
 use crate::{
     Copies, DeviceSlot, Driver, DriverError, DriverErrorKind, DriverResult, Fences, Host, HostKind, Kernel,
-    KernelLaunch, Kernels, Mapping, MappingFacts, Memory, MemoryInfo, Note, Pitched, StreamInfo,
+    KernelLaunch, Kernels, Mapping, MappingFacts, Memory, MemoryInfo, Note, Pitched, Properties, StreamInfo,
     StreamOptions,
 };
 use core::any::Any;
@@ -20,8 +20,8 @@ use std::sync::Arc;
 
 /// A device that launches kernels, without its type.
 ///
-/// What the allocators of one device share, they share through clones of one value: make one a device. Those of the device with its type, and those of
-/// another value, are strangers to them: their streams and arrays are refused, and memory is ordered between them by the program's own events.
+/// Make one value for each device, and clone it: the allocators of one device share its timelines through clones of one value. Allocators of the device with its type, or of
+/// another value, are unknown to them: their streams and arrays are refused, and only the program's own events order memory between them.
 #[derive(Clone)]
 pub struct AnyDriver {
     device: Arc<dyn Object>,
@@ -69,7 +69,7 @@ impl AnyNative {
     }
 }
 
-/// Of the native reference, whose number says whether it is the last.
+/// Clones the native reference too, because the count of those shows which is the last.
 impl Clone for AnyNative {
     fn clone(&self) -> AnyNative {
         self.0.another()
@@ -129,20 +129,21 @@ impl fmt::Debug for AnyHandle {
     }
 }
 
-fn stranger(call: &'static str) -> DriverError {
+/// The error for an object that another backend made.
+fn wrong_backend(call: &'static str) -> DriverError {
     DriverError::new(call, 400, DriverErrorKind::InvalidHandle, "it is of another kind of device")
 }
 
 fn stream<'a, D: Fences>(of: &'a AnyNative, call: &'static str) -> DriverResult<&'a D::Stream> {
-    of.downcast_ref().ok_or_else(|| stranger(call))
+    of.downcast_ref().ok_or_else(|| wrong_backend(call))
 }
 
 fn event<'a, D: Fences>(of: &'a AnyEvent, call: &'static str) -> DriverResult<&'a D::Event> {
-    (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| stranger(call))
+    (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| wrong_backend(call))
 }
 
 fn handle<'a, D: Mapping>(of: &'a AnyHandle, call: &'static str) -> DriverResult<&'a D::Handle> {
-    (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| stranger(call))
+    (&*of.0 as &dyn Any).downcast_ref().ok_or_else(|| wrong_backend(call))
 }
 
 /// What is done to a device's type as it is.
@@ -170,6 +171,11 @@ macro_rules! same {
             /// [`Memory::free_raw`]'s.
             unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
             fn create(&self, bytes: u64) -> DriverResult<AnyHandle>;
+            fn create_with(&self, bytes: u64, properties: Properties) -> DriverResult<AnyHandle>;
+            #[cfg(unix)]
+            fn export(&self, it: &AnyHandle) -> DriverResult<std::os::fd::OwnedFd>;
+            #[cfg(unix)]
+            fn import(&self, from: std::os::fd::BorrowedFd<'_>, bytes: u64) -> DriverResult<AnyHandle>;
             /// # Safety
             /// [`Mapping::unreserve`]'s.
             unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
@@ -247,6 +253,17 @@ macro_rules! same {
             fn create(&self, bytes: u64) -> DriverResult<AnyHandle> {
                 Mapping::create(self, bytes).map(|handle| AnyHandle(Box::new(handle)))
             }
+            fn create_with(&self, bytes: u64, properties: Properties) -> DriverResult<AnyHandle> {
+                Mapping::create_with(self, bytes, properties).map(|handle| AnyHandle(Box::new(handle)))
+            }
+            #[cfg(unix)]
+            fn export(&self, it: &AnyHandle) -> DriverResult<std::os::fd::OwnedFd> {
+                Mapping::export(self, handle::<D>(it, "export")?)
+            }
+            #[cfg(unix)]
+            fn import(&self, from: std::os::fd::BorrowedFd<'_>, bytes: u64) -> DriverResult<AnyHandle> {
+                Mapping::import(self, from, bytes).map(|handle| AnyHandle(Box::new(handle)))
+            }
             unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
                 // SAFETY: the caller's, of the same addresses.
                 unsafe { Mapping::unreserve(self, addr, bytes) }
@@ -283,7 +300,7 @@ macro_rules! same {
                     // SAFETY: the caller's, of the same rows and stream.
                     Operation::Rows(copy) => unsafe { self.copy_rows(copy, on) },
                     Operation::Peer(dst, to, src, bytes) => {
-                        let to = to.downcast_ref::<D>().ok_or_else(|| stranger("copy_peer"))?;
+                        let to = to.downcast_ref::<D>().ok_or_else(|| wrong_backend("copy_peer"))?;
                         // SAFETY: the caller's, of the same ranges, devices and stream.
                         unsafe { self.copy_peer(dst, to, src, bytes, on) }
                     }
@@ -314,6 +331,7 @@ same! {
     Memory::allocate_raw(bytes: u64) -> DriverResult<Addr>;
     Memory::free_waits_for_device() -> bool;
     Memory::free_spares_uses() -> bool;
+    Memory::shares_by_ipc() -> bool;
     Memory::drop_failed(error: DriverError);
     Memory::deferred() -> Vec<DriverError>;
     Mapping::mapping() -> Option<MappingFacts>;
@@ -349,6 +367,7 @@ unsafe impl Memory for AnyDriver {
         fn allocate_raw(bytes: u64) -> DriverResult<Addr>;
         fn free_waits_for_device() -> bool;
         fn free_spares_uses() -> bool;
+        fn shares_by_ipc() -> bool;
         fn drop_failed(error: DriverError);
         fn deferred() -> Vec<DriverError>;
     }
@@ -366,6 +385,15 @@ unsafe impl Mapping for AnyDriver {
         fn mapping() -> Option<MappingFacts>;
         fn reserve(bytes: u64, at: Option<Addr>) -> DriverResult<Addr>;
         fn create(bytes: u64) -> DriverResult<AnyHandle>;
+        fn create_with(bytes: u64, properties: Properties) -> DriverResult<AnyHandle>;
+    }
+    #[cfg(unix)]
+    fn export(&self, handle: &AnyHandle) -> DriverResult<std::os::fd::OwnedFd> {
+        self.device.export(handle)
+    }
+    #[cfg(unix)]
+    fn import(&self, from: std::os::fd::BorrowedFd<'_>, bytes: u64) -> DriverResult<AnyHandle> {
+        self.device.import(from, bytes)
     }
     unsafe fn unreserve(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
         // SAFETY: the caller's, of addresses of this device.

@@ -107,7 +107,7 @@ pub enum Unavailable {
         name: &'static str,
     },
     /// There is no such device.
-    #[error("device {requested} was asked for{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
+    #[error("device {requested} was requested{}: check nvidia-smi and CUDA_VISIBLE_DEVICES", there_are(*found))]
     NoDevice {
         /// The requested ordinal.
         requested: u32,

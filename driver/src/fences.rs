@@ -7,7 +7,7 @@ use crate::{DriverResult, patience};
 use core::fmt;
 use core::time::Duration;
 
-/// What a stream is, as far as ordering goes.
+/// What a stream is, as far as ordering goes. CUDA has no other kind; a match on it needs no wildcard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum StreamKind {
     /// No implicit order with any other stream. What the allocator creates.
@@ -22,6 +22,7 @@ pub enum StreamKind {
 
 /// A stream's identity and kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct StreamInfo {
     /// The driver's unique number: never reused, unlike the handle's value.
     pub id: StreamId,
@@ -32,6 +33,18 @@ pub struct StreamInfo {
     /// Its owner destroys it without notice: it may be named only in a call that names it itself. Such calls mark what it
     /// holds; what no such call has marked is held back until the program synchronises the device.
     pub unmanaged: bool,
+}
+
+impl StreamInfo {
+    /// A stream that its owner keeps.
+    pub const fn new(id: StreamId, device: DeviceId, kind: StreamKind) -> StreamInfo {
+        StreamInfo { id, device, kind, unmanaged: false }
+    }
+    /// Sets [`StreamInfo::unmanaged`].
+    #[must_use]
+    pub const fn unmanaged(self, on: bool) -> StreamInfo {
+        StreamInfo { unmanaged: on, ..self }
+    }
 }
 
 /// The stream as text: `stream 7`, or its kind if the program did not make it.
@@ -47,11 +60,25 @@ impl fmt::Display for StreamInfo {
 
 /// How to make a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct StreamOptions {
     /// Ordered with the legacy default stream. Off by default.
     pub blocking: bool,
     /// Lower numbers run first, as in CUDA; 0 by default.
     pub priority: i32,
+}
+
+impl StreamOptions {
+    /// Sets [`StreamOptions::blocking`].
+    #[must_use]
+    pub const fn blocking(self, on: bool) -> StreamOptions {
+        StreamOptions { blocking: on, ..self }
+    }
+    /// Sets [`StreamOptions::priority`].
+    #[must_use]
+    pub const fn priority(self, priority: i32) -> StreamOptions {
+        StreamOptions { priority, ..self }
+    }
 }
 
 /// Streams and events: how work is ordered, and how its completion becomes known.
@@ -142,7 +169,7 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
     /// # Errors
     /// The driver's.
     fn wait_event(&self, event: &Self::Event, limit: Duration) -> DriverResult<bool> {
-        patience::ask_until(limit, || self.query(event))
+        patience::query_until(limit, || self.query(event))
     }
     /// The clock that measures `wait_event`'s limit, from any fixed point: by default the process's own. A device
     /// with simulated time returns its host's virtual time, which its waits advance.

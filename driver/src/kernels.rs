@@ -28,6 +28,24 @@ pub type Reference = fn(&mut dyn ReferenceMemory, &[Argument]);
 /// A kernel: its text, its name there, and its reference.
 ///
 /// Make it a `static`: devices load a text once and remember it by its address.
+///
+/// ```
+/// use millpond_driver::units::Addr;
+/// use millpond_driver::{Argument, Kernel, ReferenceMemory};
+///
+/// // On a GPU the text runs, on a simulated device the reference.
+/// static NEGATE: Kernel = Kernel::new(c"negate", c".version 7.0 ...").reference(negate);
+/// fn negate(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
+///     let &[at, n] = arguments else { panic!("negate(int *at, unsigned n)") };
+///     for i in 0..u64::from(n.as_u32()) {
+///         let (at, mut bytes) = (Addr(at.as_addr().0 + 4 * i), [0; 4]);
+///         memory.read(at, &mut bytes);
+///         memory.write(at, &(-i32::from_le_bytes(bytes)).to_le_bytes());
+///     }
+/// }
+/// assert_eq!(NEGATE.name(), c"negate");
+/// assert!(NEGATE.on_cpu().is_ok());
+/// ```
 #[derive(Clone, Copy)]
 pub struct Kernel {
     name: &'static CStr,
@@ -146,6 +164,7 @@ arguments! {
 
 /// How many threads run a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Grid {
     /// Blocks, in three dimensions.
     pub blocks: [u32; 3],
@@ -161,7 +180,16 @@ impl Grid {
 
     /// This many blocks of this many threads each.
     pub const fn new(blocks: u32, threads: u32) -> Grid {
-        Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 0 }
+        Grid::of([blocks, 1, 1], [threads, 1, 1])
+    }
+    /// Blocks and their threads in three dimensions, with no shared memory beyond what the kernel declares.
+    pub const fn of(blocks: [u32; 3], threads: [u32; 3]) -> Grid {
+        Grid { blocks, threads, shared_bytes: 0 }
+    }
+    /// Sets [`Grid::shared_bytes`].
+    #[must_use]
+    pub const fn shared_bytes(self, bytes: u32) -> Grid {
+        Grid { shared_bytes: bytes, ..self }
     }
     /// Whether it has no threads.
     pub fn is_empty(&self) -> bool {
@@ -189,6 +217,7 @@ pub enum RangeUse {
 
 /// Memory that a launch accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct KernelRange {
     /// The first byte.
     pub addr: Addr,
@@ -200,8 +229,21 @@ pub struct KernelRange {
     pub allocation: Option<AllocationId>,
 }
 
+impl KernelRange {
+    /// `bytes` from `addr`, of no allocation that a judging device is to know.
+    pub const fn new(addr: Addr, bytes: u64, used: RangeUse) -> KernelRange {
+        KernelRange { addr, bytes, used, allocation: None }
+    }
+    /// Sets [`KernelRange::allocation`].
+    #[must_use]
+    pub const fn allocation(self, allocation: Option<AllocationId>) -> KernelRange {
+        KernelRange { allocation, ..self }
+    }
+}
+
 /// One launch.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct KernelLaunch<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
@@ -211,6 +253,18 @@ pub struct KernelLaunch<'a> {
     pub arguments: &'a [Argument],
     /// All memory that it accesses.
     pub ranges: &'a [KernelRange],
+}
+
+impl<'a> KernelLaunch<'a> {
+    /// A launch with these arguments, which accesses these ranges.
+    pub const fn new(
+        kernel: &'a Kernel,
+        grid: Grid,
+        arguments: &'a [Argument],
+        ranges: &'a [KernelRange],
+    ) -> KernelLaunch<'a> {
+        KernelLaunch { kernel, grid, arguments, ranges }
+    }
 }
 
 /// Launches of kernels, ordered on a stream. Optional.

@@ -85,11 +85,13 @@ pub use kernels::{
     Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Reference, ReferenceMemory,
 };
 pub use mapped::{NotMapped, PhysicalHandle, VirtualMemory};
-pub use mapping::{Mapping, MappingFacts};
+pub use mapping::{Mapping, MappingFacts, Properties};
 pub use memory::{Memory, MemoryInfo, OwnedRange};
 pub use note::{DeviceSlot, Driver, Note, QueuedBy};
 pub use pitch::{Pitched, Place};
 pub use size::{Size, SizeError, Unit, bytes, parse_size};
+#[doc(hidden)]
+pub use size::{whole_bytes, whole_unit};
 #[doc(hidden)]
 pub use thread_end::ThreadEnd;
 

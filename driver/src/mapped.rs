@@ -2,7 +2,7 @@
 //!
 //! The methods of [`Mapping`] are unsafe because they take any address and any handle. [`VirtualMemory`] keeps a table of what it
 //! made and passes only that to the driver. So its methods are safe in the sense in which those of [`OwnedRange`](crate::OwnedRange) are:
-//! **whoever unmaps or releases makes sure that all uses are complete** (law O4). Each method makes one change, whole or not at all;
+//! **the caller that unmaps or releases ensures that all uses are complete** (law O4). Each method makes one change, whole or not at all;
 //! what could not be undone is in its error.
 //!
 //! ```text
@@ -15,16 +15,17 @@
 //!
 //! * **V1** places are disjoint, each inside one reservation; a reservation is given back only when no place is in it.
 //! * **V2** a handle is released once, and only when it has no place.
-//! * **V3** what one thread is changing, no other thread can change until the driver has answered. If the driver panics, it stays so: memory
-//!   that is lost is better than memory that is given back twice.
+//! * **V3** what one thread is changing, no other thread can change until the driver has answered. If the driver panics over a place, it is unknown
+//!   whether something is mapped there: it stays a place, and an unmap of it may be tried again, which takes nothing else away. A handle whose
+//!   release panics is never released again: memory that is lost is better than memory that is given back twice.
 //! * **V4** the table's lock is not held over a driver call.
 //!
-//! A caller that asks for what V1 to V3 forbid has a bug, and the method panics with the number. It does not know who uses the
+//! A caller that requests what V1 to V3 forbid has a bug, and the method panics with the number. It does not know who uses the
 //! memory, how large a piece should be, or when a use is over.
 
 use crate::sync::{Mutex, Ordering, plain::AtomicU64};
 use crate::units::Addr;
-use crate::{DriverError, DriverResult, Mapping, MappingFacts, Memory};
+use crate::{DriverError, DriverErrorKind, DriverResult, Mapping, MappingFacts, Memory, Properties};
 use core::fmt;
 use std::collections::BTreeMap;
 
@@ -80,6 +81,7 @@ fn undone(stuck: Option<&DriverError>) -> String {
 pub struct VirtualMemory<D: Memory + Mapping> {
     device: D,
     facts: MappingFacts,
+    properties: Properties,
     table: Mutex<Table<D::Handle>>,
 }
 
@@ -103,8 +105,28 @@ struct Created<H> {
 struct Place {
     handle: u64,
     bytes: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The handle is mapped there.
+    Mapped,
     /// A thread is mapping or unmapping it (V3).
-    changing: bool,
+    Changing,
+    /// The driver panicked over it: it is mapped or not.
+    Unknown,
+}
+
+impl State {
+    /// Whether nothing is mapped there any more, by the driver's answer to an unmap. Where it was unknown whether there was a mapping, *invalid value* says that
+    /// there is none.
+    fn is_gone(self, answer: &DriverResult<()>) -> bool {
+        match answer {
+            Ok(()) => true,
+            Err(e) => self == State::Unknown && e.kind == DriverErrorKind::InvalidValue,
+        }
+    }
 }
 
 #[allow(unsafe_code, reason = "the one place where virtual memory is mapped and given back")]
@@ -114,7 +136,18 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
         let facts = device.mapping()?;
         let table =
             Table { reservations: BTreeMap::new(), handles: BTreeMap::new(), places: BTreeMap::new() };
-        Some(VirtualMemory { device, facts, table: Mutex::new(table) })
+        let properties = Properties::default();
+        Some(VirtualMemory { device, facts, properties, table: Mutex::new(table) })
+    }
+    /// Physical memory has these properties from now on, as far as the device has them.
+    #[must_use]
+    pub fn with(mut self, properties: Properties) -> VirtualMemory<D> {
+        self.properties = properties.and(self.facts.may);
+        self
+    }
+    /// The properties of physical memory that is created now.
+    pub fn properties(&self) -> Properties {
+        self.properties
     }
     /// What the device's virtual memory is like.
     pub fn facts(&self) -> MappingFacts {
@@ -154,7 +187,7 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
     /// Out of memory, or the driver's; nothing is then created.
     pub fn create(&self, bytes: u64) -> DriverResult<PhysicalHandle> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let native = self.device.create(bytes)?;
+        let native = self.device.create_with(bytes, self.properties)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         self.table.lock().handles.insert(number, Created { native, bytes, places: 0 });
         Ok(PhysicalHandle { number, bytes })
@@ -178,6 +211,20 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
         answer
     }
 
+    /// A file descriptor by which others open the memory of a handle ([`Mapping::export`]).
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Panics
+    /// V2, when it was released, or is another value's.
+    #[cfg(unix)]
+    #[track_caller]
+    pub fn export(&self, handle: PhysicalHandle) -> DriverResult<std::os::fd::OwnedFd> {
+        let native = self.table.lock().known(handle).native.clone();
+        self.device.export(&native)
+    }
+
     /// Maps a handle at reserved addresses, readable and writable. A handle may be mapped at several places: they are the same memory.
     ///
     /// # Errors
@@ -190,19 +237,23 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
     pub fn map(&self, handle: PhysicalHandle, addr: Addr) -> Result<(), NotMapped> {
         let native = self.table.lock().start_place(handle, addr);
         // SAFETY: V1: the addresses are reserved by this value, and no other place has any of them, now or until this one ends.
-        if let Err(error) = unsafe { self.device.map(addr, &native) } {
+        if let Err(error) = self.ask(addr, || unsafe { self.device.map(addr, &native) }) {
             self.table.lock().end_place(addr);
             return Err(NotMapped { error, stuck: None });
         }
         // SAFETY: mapped above, by this thread.
-        if let Err(error) = unsafe { self.device.set_access(addr, handle.bytes) } {
-            let stuck = self.unmap_started(addr, handle.bytes).err();
+        let access = || unsafe { self.device.set_access(addr, handle.bytes) };
+        if !mutant!(AccessForgotten)
+            && let Err(error) = self.ask(addr, access)
+        {
+            let stuck = self.unmap_started(addr, (handle.bytes, State::Mapped)).err();
             return Err(NotMapped { error, stuck });
         }
-        self.table.lock().changed(addr);
+        self.table.lock().changed(addr, State::Mapped);
         Ok(())
     }
-    /// Unmaps what is mapped at a place, by its first address. The caller makes sure that every use through these addresses is complete.
+    /// Unmaps what is mapped at a place, by its first address. The caller makes sure that every use through these addresses is complete. If the driver
+    /// panicked in a call for this place, it is tried again, and succeeds if nothing was mapped there.
     ///
     /// # Errors
     /// The driver's; it is then still mapped.
@@ -211,19 +262,21 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
     /// V1, when nothing is mapped there, or V3, when a thread is mapping or unmapping it.
     #[track_caller]
     pub fn unmap(&self, addr: Addr) -> DriverResult<()> {
-        let bytes = self.table.lock().start_unmap(addr);
-        self.unmap_started(addr, bytes)
+        let started = self.table.lock().start_unmap(addr);
+        self.unmap_started(addr, started)
     }
 
     /// Gives everything back: places, then handles, then reservations. The caller makes sure that all uses are complete, and that no other
-    /// thread uses this value. What the driver refuses is kept for [`Memory::deferred`], stays, and is asked for again by the next call, or when this
+    /// thread uses this value. What the driver refuses is kept for [`Memory::deferred`], stays, and is tried again by the next call, or when this
     /// is dropped. Returns whether nothing is left.
     pub fn give_back(&self) -> bool {
         let ok = |answer: DriverResult<()>| answer.map_err(|e| self.device.drop_failed(e)).is_ok();
         let mut left = core::mem::replace(&mut *self.table.lock(), Table::new());
-        // A place in which a driver call panicked is mapped or not; if not, the driver says so.
-        // SAFETY: V1: this value mapped it; its uses are complete, as the caller promises.
-        left.places.retain(|&addr, place| !ok(unsafe { self.device.unmap(Addr(addr), place.bytes) }));
+        left.places.retain(|&addr, place| {
+            // SAFETY: V1: this value mapped it; its uses are complete, as the caller promises.
+            let answer = unsafe { self.device.unmap(Addr(addr), place.bytes) };
+            !(place.state.is_gone(&answer) || ok(answer))
+        });
         // A handle may be released while it is mapped, and is gone when it is not any more.
         // SAFETY: V2: this value created it, and it leaves the table if the driver has it back; its uses are complete, as the caller promises.
         left.handles.retain(|_, created| !ok(unsafe { self.device.release(&created.native) }));
@@ -239,16 +292,31 @@ impl<D: Memory + Mapping> VirtualMemory<D> {
         nothing
     }
 
-    /// Unmaps a place that this thread is changing.
-    fn unmap_started(&self, addr: Addr, bytes: u64) -> DriverResult<()> {
+    /// Unmaps a place that this thread is changing, of so many bytes, which was in this state before.
+    fn unmap_started(&self, addr: Addr, (bytes, before): (u64, State)) -> DriverResult<()> {
         // SAFETY: V3: this value mapped it, and only this thread changes it; its uses are complete, as the caller promises, and there are none
-        // through a place that has no access yet.
-        let answer = unsafe { self.device.unmap(addr, bytes) };
+        // through a place that has no access yet. If the driver has unmapped it already and panicked, nothing else is there: it is still a place (V1).
+        let answer = self.ask(addr, || unsafe { self.device.unmap(addr, bytes) });
         let mut table = self.table.lock();
-        match answer {
-            Ok(()) => table.end_place(addr),
-            Err(_) => table.changed(addr),
+        if before.is_gone(&answer) {
+            table.end_place(addr);
+            return Ok(());
         }
+        table.changed(addr, before);
+        answer
+    }
+
+    /// Makes a driver call about a place that this thread is changing. If the driver panics, it is unknown whether something is mapped there (V3).
+    fn ask<T>(&self, addr: Addr, call: impl FnOnce() -> T) -> T {
+        struct Panicked<'a, H: Clone>(&'a Mutex<Table<H>>, Addr);
+        impl<H: Clone> Drop for Panicked<'_, H> {
+            fn drop(&mut self) {
+                self.0.lock().changed(self.1, State::Unknown);
+            }
+        }
+        let panicked = Panicked(&self.table, addr);
+        let answer = call();
+        core::mem::forget(panicked);
         answer
     }
 }
@@ -297,28 +365,25 @@ impl<H: Clone> Table<H> {
         let created = self.known(handle);
         created.places += 1;
         let native = created.native.clone();
-        self.places.insert(addr.0, Place { handle: number, bytes, changing: true });
+        self.places.insert(addr.0, Place { handle: number, bytes, state: State::Changing });
         native
     }
 
     #[track_caller]
-    fn start_unmap(&mut self, addr: Addr) -> u64 {
+    fn start_unmap(&mut self, addr: Addr) -> (u64, State) {
         match self.places.get_mut(&addr.0) {
             None => broken("V1", format_args!("nothing is mapped from {addr}")),
-            Some(place) if place.changing => {
+            Some(place) if place.state == State::Changing => {
                 broken("V3", format_args!("{addr} is unmapped, but another thread is changing it"))
             }
-            Some(place) => {
-                place.changing = true;
-                place.bytes
-            }
+            Some(place) => (place.bytes, core::mem::replace(&mut place.state, State::Changing)),
         }
     }
 
-    /// The driver has answered: the place stays.
-    fn changed(&mut self, addr: Addr) {
+    /// The driver has answered, or panicked: the place stays.
+    fn changed(&mut self, addr: Addr, now: State) {
         if let Some(place) = self.places.get_mut(&addr.0) {
-            place.changing = false;
+            place.state = now;
         }
     }
 

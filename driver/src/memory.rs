@@ -8,11 +8,19 @@ use core::fmt;
 
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MemoryInfo {
     /// Unallocated bytes.
     pub free: u64,
     /// All there is.
     pub total: u64,
+}
+
+impl MemoryInfo {
+    /// Of these two.
+    pub const fn new(free: u64, total: u64) -> MemoryInfo {
+        MemoryInfo { free, total }
+    }
 }
 
 /// Device memory by plain allocation.
@@ -57,6 +65,11 @@ pub unsafe trait Memory: Clone + Send + Sync + Sized + 'static {
     /// # Safety
     /// The range came whole from [`Memory::allocate_raw`], and every use of it is complete.
     unsafe fn free_raw(&self, addr: Addr, bytes: u64) -> DriverResult<()>;
+
+    /// Whether another process can open a plain range by the driver's legacy IPC (`cuIpcGetMemHandle`). `false` by default.
+    fn shares_by_ipc(&self) -> bool {
+        false
+    }
 
     /// Allocates an owned range.
     ///

@@ -14,9 +14,9 @@ use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-macro_rules! zoo {
+macro_rules! mutants {
     ($($bug:ident $name:literal $what:literal)+; cuda: $($cuda:ident $cuda_name:literal $cuda_what:literal)+;
-        doors: $($door:ident $door_name:literal $door_what:literal)+;
+        c_interface: $($door:ident $door_name:literal $door_what:literal)+;
         leaks: $($leak:ident $leak_name:literal $leak_what:literal)+) => {
         /// A bug that can be planted.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -32,7 +32,7 @@ macro_rules! zoo {
             /// Bugs of the CUDA backend, which only a driver shows.
             pub const CUDA: &[Bug] = &[$(Bug::$cuda,)+];
             /// Bugs of the C interface.
-            pub const DOORS: &[Bug] = &[$(Bug::$door,)+];
+            pub const C_INTERFACE: &[Bug] = &[$(Bug::$door,)+];
             /// Bugs that only make something grow for ever: only a soak shows them.
             pub const LEAKS: &[Bug] = &[$(Bug::$leak,)+];
 
@@ -54,7 +54,7 @@ macro_rules! zoo {
     };
 }
 
-zoo! {
+mutants! {
     Z1 "z1" "a migrated range is guarded by the receiver's last marker, recorded before the wait, instead of the next one"
     Z2 "z2" "memory from a stream-ordered source, which another pool is, enters with no stamp"
     Z3 "z3" "a marker is published before its event is recorded"
@@ -135,14 +135,17 @@ zoo! {
     ClosedAdmits "closed-admits" "a closed pool admits ranges that are not complete"
     ClosedKeepsOut "closed-keeps-out" "a closed pool does not take back what was cut out of it, unless it is complete"
     ClosedDrainsOrdered "closed-drains-ordered" "a closed pool forgets uses that its stream is only ordered behind"
-    OwnThreadUnasked "own-thread-unasked" "a thread's default stream is used on another thread, where its handle means that thread's own"
+    OwnThreadUnqueried "own-thread-unqueried" "a thread's default stream is used on another thread, where its handle means that thread's own"
     IndependentWaits "independent-waits" "independent streams are waited for and wait for others"
+    UnknownWaits "unknown-waits" "by default a wait is inserted between streams that the program has neither ordered nor declared dependable"
+    OwnWaitsCount "own-waits-count" "a wait that the allocator inserted for reuse counts as the program's own order of the two streams"
+    EdgesKept "edges-kept" "a stream remembers its edges to timelines that are over"
     PatienceRenewed "patience-renewed" "the time that a request waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     EndUnwaited "end-unwaited" "an allocator's end gives memory back that it could not wait for, where frees wait for nothing"
     HintNeverRaised "hint-never-raised" "frees do not notify other pools that there is something to give"
-    NewsLost "news-lost" "pools that stand aside do not come back when their memory completes"
-    EnteredUnheard "entered-unheard" "a pool that stands aside does not come back when something complete enters it"
+    ProgressLost "progress-lost" "pools that stand aside do not come back when their memory completes"
+    EnteredUnnotified "entered-unnotified" "a pool that stands aside does not come back when something complete enters it"
     OpenForgotten "open-forgotten" "the count of open uses never falls"
     UnclaimForgotten "unclaim-forgotten" "a refused growth keeps the room that it claimed under the limit"
     ArrayWriteUnseen "array-write-unseen" "an operation elsewhere does not come after the home stream's last write (O6)"
@@ -190,6 +193,23 @@ zoo! {
     FinishNever "finish-never" "where no queries are made, closed streams are not waited for either"
     LookTooSoon "look-too-soon" "markers that are complete make the next look at all timelines due however many timelines there are"
     ReportWhole "report-whole" "a report looks at all of a pool's ranges in one hold of its lock"
+    Z24 "z24" "the old mapping of physical memory that moved is taken away while a use through it is pending"
+    Z25 "z25" "physical memory moves to another stream, which does not wait for its uses"
+    Z31 "z31" "what becomes free beside other free memory of a window leaves no stamp on its units"
+    MoveInUse "move-in-use" "physical memory moves some of which is in use"
+    MoveFailedLost "move-failed-lost" "physical memory that could not be mapped where it was to move does not return to its pool"
+    HeldMoves "held-moves" "physical memory moves that code outside the allocator holds"
+    HeldReleased "held-released" "memory goes back to the device that code outside the allocator holds"
+    HeldOnce "held-once" "a second hold of the same memory is not counted: it ends with the first"
+    HeldMigrates "held-migrates" "a range that code outside the allocator holds passes to another pool"
+    AccessForgotten "access-forgotten" "mapped memory is used without access to it"
+    MoveUncharged "move-uncharged" "calls of requests on physical memory do not count as time that was spent"
+    GroupCountsTwice "group-counts-twice" "a claim of a member counts twice in its group"
+    GroupUnclaimLost "group-unclaim-lost" "what a member gives back, or the driver refused it, stays counted in its group"
+    GroupEndCounts "group-end-counts" "a member that ended still counts in its group"
+    SoftReportedAlways "soft-reported-always" "each growth above a soft limit is reported, not only the first"
+    MarksWithoutGap "marks-without-gap" "cached memory above the low watermark goes back at once, whatever the high one"
+    IdleAtOnce "idle-at-once" "idle trimming gives back what was used just now"
 ;
 cuda:
     CudaRecordElsewhere "cuda-record-elsewhere" "an event is recorded on the legacy stream, whatever the stream"
@@ -198,7 +218,7 @@ cuda:
     CudaErrorPending "cuda-error-pending" "a query that fails counts as not ready, for ever"
     CudaNeverRelaxed "cuda-never-relaxed" "a batch runs in the thread's own capture mode"
     CudaStaysRelaxed "cuda-stays-relaxed" "a batch leaves the thread's capture mode relaxed"
-    CudaNobodySuspect "cuda-nobody-suspect" "a context-wide event is recorded even beside captures"
+    CudaIgnoresCaptures "cuda-ignores-captures" "a context-wide event is recorded even beside captures"
     CudaFirstSuspect "cuda-first-suspect" "a context-wide event is recorded if the first stream that is known does not capture"
     CudaWaitsCaptured "cuda-waits-captured" "what cannot be ordered because of a capture waits for the device instead, which destroys the capture"
     CudaHandleIsId "cuda-handle-is-id" "a stream's identity is its handle, which comes back"
@@ -229,7 +249,7 @@ cuda:
     CudaAliasUnseen "cuda-alias-unseen" "a stream whose alias was given out is not queried for a capture"
     CudaHostDefaultRead "cuda-host-default-read" "cudarc's copies into a pinned array on a default stream are recorded as reads"
 ;
-doors:
+c_interface:
     DoorTagForgotten "door-tag-forgotten" "free_on forgets that the memory's users are unknown"
     DoorRecordLost "door-record-lost" "PyTorch's record_stream that is refused is lost"
     DoorLaneKept "door-lane-kept" "a stream whose handle is now another's is kept for ever"
@@ -239,8 +259,8 @@ doors:
     DoorHandleIsLane "door-handle-is-lane" "a thread mistakes a stream for the one that had its handle"
     DoorUnknownPlain "door-unknown-plain" "millpond_free_unknown is a plain free"
     DoorPinnedUnknownPlain "door-pinned-unknown-plain" "millpond_free_pinned_unknown is a plain free"
-    DoorPinnedAnybodys "door-pinned-anybodys" "another allocator's pinned memory counts as unowned"
-    DoorCreateTold "door-create-told" "a create that fails has already notified its device that captures are expected"
+    DoorPinnedUnowned "door-pinned-unowned" "another allocator's pinned memory counts as unowned"
+    DoorCreateNotified "door-create-notified" "a create that fails has already notified its device that captures are expected"
     DoorFreeAfterOne "door-free-after-one" "millpond_free_after records the first stream only"
     DoorClosedFirst "door-closed-first" "a destroy that fails has ended its allocator"
     DoorEndedFirst "door-ended-first" "a free_on that fails has freed"
@@ -257,16 +277,16 @@ doors:
     DoorUseFirst "door-use-first" "a use that cannot be recorded counts as one by an unknown stream"
     DoorUseKept "door-use-kept" "a use that cannot be recorded is recorded all the same, and refused"
     DoorRefusedTrims "door-refused-trims" "a use that cannot be recorded has given idle memory back before it is refused"
-    DoorEndUnasked "door-end-unasked" "an end or a synchronise waits for the device without a query whether any stream captures"
-    DoorElsewhereUnasked "door-elsewhere-unasked" "PyTorch's use on another device's stream is lost if that stream cannot be queried just now"
+    DoorEndUnqueried "door-end-unqueried" "an end or a synchronise waits for the device without a query whether any stream captures"
+    DoorElsewhereUnqueried "door-elsewhere-unqueried" "PyTorch's use on another device's stream is lost if that stream cannot be queried just now"
     DoorElsewhereLost "door-elsewhere-lost" "PyTorch's use on another device's stream is lost if the free cannot be ordered behind it"
     DoorElsewhereUnseen "door-elsewhere-unseen" "millpond_free and its like look for no use on another device's stream"
     DoorLaterLost "door-later-lost" "PyTorch's free that was postponed for a use on another device's stream is never made"
-    DoorBuriedAlive "door-buried-alive" "an allocator that ended long ago is freed although memory of it is alive"
+    DoorFreedAlive "door-freed-alive" "an allocator that ended long ago is freed although memory of it is alive"
     DoorHoldShared "door-hold-shared" "two calls that name one allocation at once both get it"
     DoorElsewhereByHandle "door-elsewhere-by-handle" "a use on another device is looked for by the handle of its stream, which may be another's by the free"
     DoorPutOffShared "door-put-off-shared" "a free that was postponed can be made again by another call with the pointer"
-    DoorBuriedEarly "door-buried-early" "an allocator that ended leaves the table under a call that found it open"
+    DoorRemovedEarly "door-removed-early" "an allocator that ended leaves the table under a call that found it open"
     DoorFreedEarly "door-freed-early" "an allocator that left the table is freed under calls that found it there"
     DoorBarrierSkipped "door-barrier-skipped" "the call that frees an allocator has no fence made in the calls that have just begun"
 ;
@@ -314,6 +334,7 @@ enum Choice {
 type Frozen = Box<dyn FnOnce() + Send>;
 
 thread_local! {
+    static KEEPS_GOING: Cell<u32> = const { Cell::new(0) };
     static HERE: Cell<Choice> = const { Cell::new(Choice::Everywhere) };
     static POINTS: RefCell<Vec<(&'static str, u32, Frozen)>> = const { RefCell::new(Vec::new()) };
 }
@@ -380,11 +401,20 @@ pub fn forget_points() {
     drop(gone);
 }
 
-/// A place where a thread may be paused: what `pause_point!` calls.
+/// From now on this thread is paused nowhere, until as many calls with `false` as with `true`: it has a turn that another thread may have to wait for, and
+/// that one would be waited for.
+pub fn keep_going(on: bool) {
+    KEEPS_GOING.set(KEEPS_GOING.get().wrapping_add_signed(if on { 1 } else { -1 }));
+}
+
+/// A place where a thread may be paused: what `pause_point!` calls. Not while it [keeps going](keep_going).
 ///
 /// # Panics
 /// With what the closure panicked with.
 pub fn point(name: &'static str) {
+    if KEEPS_GOING.get() > 0 {
+        return;
+    }
     // A stream that a thread remembers to its end is dropped when the points no longer exist.
     let due = POINTS.try_with(|points| {
         let mut points = points.borrow_mut();

@@ -1,6 +1,6 @@
 //! How the host waits by polling, where no wait with a limit is available.
 //!
-//! The obvious way is to query and to sleep in turns. The shortest sleep lasts 50 µs and more on Linux, five times
+//! The obvious way is to query and to sleep alternately. The shortest sleep lasts 50 µs and more on Linux, five times
 //! as long as a small copy; so first the host only queries, then it yields in between, and sleeps only when
 //! it has waited for long: never for more than an eighth of what it has waited already, so that no answer comes much later
 //! than it could. This file does not know what is queried.
@@ -16,9 +16,9 @@ pub fn process_time() -> Duration {
     START.elapsed()
 }
 
-/// Until then the host only queries.
+/// For this long the host only queries.
 const KEEN: Duration = Duration::from_micros(50);
-/// Until then it yields between two queries.
+/// Up to this time it yields between two queries.
 const POLITE: Duration = Duration::from_micros(500);
 /// The longest sleep.
 const LONGEST: Duration = Duration::from_millis(1);
@@ -43,7 +43,7 @@ fn pause(waited: Duration, limit: Duration) -> Pause {
 }
 
 /// Queries until the answer is yes, or `limit` is over: then no. It queries at least once, and an error ends it.
-pub fn ask_until(limit: Duration, mut ask: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
+pub fn query_until(limit: Duration, mut ask: impl FnMut() -> DriverResult<bool>) -> DriverResult<bool> {
     let start = Instant::now();
     loop {
         if ask()? {
@@ -77,19 +77,19 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_once_at_least_and_ends_with_an_error() {
+    fn it_queries_once_at_least_and_ends_with_an_error() {
         let mut asked = 0;
         let mut count = |answer: DriverResult<bool>| {
             asked += 1;
             answer
         };
-        assert_eq!(ask_until(Duration::ZERO, || count(Ok(false))), Ok(false));
-        assert_eq!(ask_until(Duration::ZERO, || count(Ok(true))), Ok(true));
+        assert_eq!(query_until(Duration::ZERO, || count(Ok(false))), Ok(false));
+        assert_eq!(query_until(Duration::ZERO, || count(Ok(true))), Ok(true));
         let lost = || DriverError::new("query", 719, DriverErrorKind::ContextLost, "gone");
-        assert_eq!(ask_until(Duration::MAX, || count(Err(lost()))), Err(lost()));
+        assert_eq!(query_until(Duration::MAX, || count(Err(lost()))), Err(lost()));
         assert_eq!(asked, 3);
         let mut left = 40;
-        let answer = ask_until(Duration::MAX, || {
+        let answer = query_until(Duration::MAX, || {
             left -= 1;
             Ok(left == 0)
         });

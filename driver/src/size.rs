@@ -31,6 +31,23 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.digits$} {}", NAMES[unit])
 }
 
+/// The largest unit of whole numbers, by its place in `NAMES`.
+const WHOLE_MOST: u32 = 4;
+
+/// A byte count without loss: a whole number of the largest unit up to TiB that divides it, as the trace language writes sizes.
+#[doc(hidden)]
+pub fn whole_bytes(n: u64) -> String {
+    let unit = (1..=WHOLE_MOST).rev().find(|unit| n != 0 && n.trailing_zeros() >= 10 * unit);
+    unit.map_or_else(|| n.to_string(), |unit| format!("{}{}", n >> (10 * unit), NAMES[unit as usize]))
+}
+
+/// What stands before the unit of such a text, and the unit's power of two; 0 for bytes.
+#[doc(hidden)]
+pub fn whole_unit(text: &str) -> (&str, u32) {
+    let named = |unit: u32| Some((text.strip_suffix(NAMES[unit as usize])?, 10 * unit));
+    (1..=WHOLE_MOST).find_map(named).unwrap_or((text, 0))
+}
+
 /// The unit of a table's column of byte counts (requirement H12).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Unit {

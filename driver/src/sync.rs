@@ -37,3 +37,12 @@ pub use std::sync::{Arc, Weak};
 pub mod plain {
     pub use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 }
+
+/// A thread takes a turn in which the driver is called, or gives it up: in builds with planted bugs it is paused nowhere meanwhile.
+#[inline]
+pub fn in_turn(on: bool) {
+    #[cfg(millpond_mutants)]
+    crate::mutant::keep_going(on);
+    #[cfg(not(millpond_mutants))]
+    let _ = on;
+}

@@ -46,13 +46,13 @@ mod tests {
     #[test]
     fn the_end_of_a_thread_is_seen_by_others() {
         let here = ThreadEnd::of_this_thread().unwrap();
-        let (told, hears) = channel();
+        let (sender, receiver) = channel();
         let (go, waits) = channel::<()>();
         let thread = std::thread::spawn(move || {
-            told.send([(); 2].map(|()| ThreadEnd::of_this_thread().unwrap())).unwrap();
+            sender.send([(); 2].map(|()| ThreadEnd::of_this_thread().unwrap())).unwrap();
             waits.recv().unwrap();
         });
-        let both = hears.recv().unwrap();
+        let both = receiver.recv().unwrap();
         assert!(both.iter().all(|end| !end.has_come()));
         go.send(()).unwrap();
         thread.join().unwrap();
@@ -61,7 +61,7 @@ mod tests {
 
     /// If a value that outlives the flag queries it, a thread's end is not known.
     #[test]
-    fn a_thread_whose_values_are_gone_has_no_end_to_ask_for() {
+    fn a_thread_whose_values_are_gone_has_no_end() {
         struct Asks(std::sync::mpsc::Sender<Option<ThreadEnd>>);
         impl Drop for Asks {
             fn drop(&mut self) {
@@ -69,14 +69,14 @@ mod tests {
             }
         }
         std::thread_local! { static ASKS: OnceCell<Asks> = const { OnceCell::new() }; }
-        let (told, hears) = channel();
+        let (sender, receiver) = channel();
         std::thread::spawn(move || {
             // Made first, so that it is dropped last.
-            ASKS.with(|asks| assert!(asks.set(Asks(told)).is_ok()));
+            ASKS.with(|asks| assert!(asks.set(Asks(sender)).is_ok()));
             assert!(ThreadEnd::of_this_thread().is_some());
         })
         .join()
         .unwrap();
-        assert!(hears.recv().unwrap().is_none_or(|end| end.has_come()));
+        assert!(receiver.recv().unwrap().is_none_or(|end| end.has_come()));
     }
 }

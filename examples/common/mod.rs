@@ -3,6 +3,8 @@
 use millpond::driver::{Driver, Kernels};
 use millpond::units::GIB;
 use millpond_sim::{Schedule, Sim};
+// For this repository's sake alone: has compiled an allocator for either device already, which each example would do again.
+use millpond_testkit as _;
 use std::error::Error;
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
-//! Calls of the C interface, hostile ones among them, over the stand-in driver: any bytes are a program of them.
+//! Calls of the C interface, wrong ones among them, over the stand-in driver: any bytes are a program of them.
 //!
-//! A little model knows which pointers are live, whose they are and which streams exist, and so which code each call must
-//! answer. Pointers are freed twice, made up, moved inwards, null, another allocator's or another device's; streams are
-//! destroyed unannounced, so that handles come back, made up, or the other device's; sizes are absurd; allocators are none or
-//! destroyed. After each program everything that is live is freed, nothing may be live, and the oracle may have nothing to
-//! say about the writes. It knows the header and nothing of what lies behind it.
+//! A small model knows which pointers are live, which allocator they belong to and which streams exist, and so which code each call must
+//! return. Pointers are freed twice, invented, moved inwards, null, another allocator's or another device's; streams are
+//! destroyed without notice, so that handles are reused, invented, or the other device's; sizes are too large; allocators do not exist or are
+//! destroyed. After each program everything that is live is freed, nothing may be live, and the oracle must find no
+//! violation in the writes. It knows the header, and not how it is implemented.
 
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
@@ -30,20 +30,20 @@ use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
-/// What each of the two devices has.
+/// Bytes of memory of each of the two devices.
 const CAPACITY: u64 = 64 << 20;
-/// Above this nothing was ever given.
-const HOPELESS: u64 = u32::MAX as u64 * 512;
-/// Programs that may destroy an allocator: more than a process can have at one time, since the places of ended ones come back.
+/// Requests above this always fail.
+const TOO_LARGE: u64 = u32::MAX as u64 * 512;
+/// The limit on allocators that programs destroy: more than a process can have at one time, since the places of ended ones are reused.
 const DESTROYED: u32 = 20_000;
 
-/// What lasts as long as the process, as allocators do.
+/// State that lasts as long as the process, as allocators do.
 struct World {
     driver: Driver,
     cuda: [Cuda; 2],
-    /// Two on device 0, that of the pair on device 1, and the one on device 0 that is to be destroyed.
+    /// Two on device 0, PyTorch's on device 1, and the one on device 0 that is to be destroyed.
     doors: [Door; 4],
-    /// On device 0, and declared permanent to most.
+    /// A stream on device 0 that is declared permanent to most allocators.
     permanent: GpuStream,
     destroyed: u32,
     runs: u32,
@@ -56,10 +56,10 @@ struct Door {
     open: bool,
 }
 
-/// The stand-in, which is never let go: contexts and allocators are on it to the end.
+/// The stand-in, which is never dropped: contexts and allocators use it to the end of the process.
 struct Driver(ManuallyDrop<Fake>);
 
-// SAFETY: what may not travel is a lock's guard, which is never released; the stand-in's functions take a lock of its own.
+// SAFETY: only a lock's guard in it is not `Send`, and that is never released; the stand-in's functions take a lock of its own.
 #[allow(unsafe_code, reason = "a guard that is never dropped")]
 unsafe impl Send for Driver {}
 
@@ -88,7 +88,7 @@ impl World {
 }
 
 impl Door {
-    /// On device 0.
+    /// An allocator on device 0.
     fn new(options: &CStr) -> Door {
         let mut name = 0;
         let made = millpond_create(0, options.as_ptr(), &raw mut name);
@@ -97,9 +97,9 @@ impl Door {
     }
 }
 
-/// Runs a program. Answers whether there was a driver to run it on.
+/// Runs a program. Returns whether there was a driver to run it on.
 pub fn run(data: &[u8]) -> bool {
-    let mut world = WORLD.lock().expect("no program went wrong before");
+    let mut world = WORLD.lock().expect("no program panicked before");
     if world.is_none() {
         *world = World::new();
     }
@@ -113,7 +113,7 @@ pub fn run(data: &[u8]) -> bool {
         freed: Vec::new(),
         streams: Default::default(),
     }
-    .all();
+    .run();
     true
 }
 
@@ -129,25 +129,25 @@ struct Run<'a> {
     input: &'a [u8],
     live: Vec<Block>,
     pinned: Vec<Block>,
-    /// Where something was once.
+    /// Addresses that were freed.
     freed: Vec<usize>,
-    /// Three on device 0, one on device 1; none while it is destroyed. The first never is: it is permanent.
+    /// Three on device 0, one on device 1; `None` while one is destroyed. The first is permanent and never destroyed.
     streams: [Option<GpuStream>; 4],
 }
 
-/// A stream as a call names it, and what the model says of it.
+/// A stream as a call names it, with what the model knows of it.
 #[derive(Clone, Copy)]
 struct Named {
     handle: *mut c_void,
-    /// The device it is on; both, for a default stream.
+    /// The device it is on; `None` for a default stream, which each device has.
     device: Option<usize>,
     alive: bool,
-    /// Which of ours.
+    /// Its place in [`Run::streams`].
     slot: Option<usize>,
 }
 
 impl Named {
-    /// What a call that needs it answers on a device, if there is nothing else to say.
+    /// What a call that needs the stream returns on a device, unless another argument is wrong.
     fn expected(self, device: usize) -> Result<(), Status> {
         match self.device {
             _ if !self.alive => Err(Status::Driver),
@@ -167,7 +167,7 @@ impl Run<'_> {
         usize::from(self.byte()) % of
     }
 
-    fn all(mut self) {
+    fn run(mut self) {
         self.streams[0] = Some(self.world.permanent.clone());
         while !self.input.is_empty() {
             self.step();
@@ -193,16 +193,16 @@ impl Run<'_> {
         for door in self.world.doors {
             if door.open {
                 assert_eq!(millpond_synchronize(door.name), Status::Ok, "{}", last());
-                // Not each time: to take memory anew is what takes a fuzzer's time.
+                // Not each time: most of a fuzzer's time goes into reserving memory anew.
                 if self.world.runs.is_multiple_of(16) {
                     assert_eq!(millpond_trim(door.name, null_mut()), Status::Ok, "{}", last());
                 }
                 assert_eq!(millpond_set_limit(door.name, c"none".as_ptr()), Status::Ok);
             }
-            let told = stats(door.name);
-            let (_, total) = told.split_once("\"total\":").expect("sums");
+            let text = stats(door.name);
+            let (_, total) = text.split_once("\"total\":").expect("sums");
             let (_, live) = total.split_once("\"live\":").expect("how many are live");
-            assert!(live.starts_with("0,"), "{told}");
+            assert!(live.starts_with("0,"), "{text}");
         }
         if !self.world.doors[3].open && self.world.destroyed < DESTROYED {
             self.world.doors[3] = Door::new(c"pinned_limit=1MiB");
@@ -215,9 +215,9 @@ impl Run<'_> {
         self.streams[slot] = Some(cuda.create_stream(StreamOptions::default()).expect("a stream"));
     }
 
-    /// A stream to be named in a call: mostly one of ours.
+    /// A stream for a call: mostly one of this run's.
     fn stream(&mut self) -> Named {
-        let made_up =
+        let invented =
             |handle: usize| Named { handle: handle as *mut c_void, device: None, alive: true, slot: None };
         match self.byte() {
             which @ 0..160 => {
@@ -233,13 +233,13 @@ impl Run<'_> {
                     slot: Some(slot),
                 }
             }
-            which @ 160..220 => made_up(usize::from(which) % 3),
-            // In no page that anybody has.
-            which => Named { alive: false, ..made_up(0x7000_0000_0000 + usize::from(which) * 64) },
+            which @ 160..220 => invented(usize::from(which) % 3),
+            // In a page that is not mapped.
+            which => Named { alive: false, ..invented(0x7000_0000_0000 + usize::from(which) * 64) },
         }
     }
 
-    /// A pointer, mostly a live one; with the block that begins there.
+    /// A pointer, mostly to a live block; and the block that begins there.
     fn pointer(&mut self) -> (*mut c_void, Option<usize>) {
         let which = self.byte();
         let n = usize::from(self.byte());
@@ -254,7 +254,7 @@ impl Run<'_> {
         (at as *mut c_void, self.live.iter().position(|b| b.at == at))
     }
 
-    /// An allocator's name, mostly one of ours; and which.
+    /// An allocator's name, mostly one of this run's; and its place in the list.
     fn door(&mut self) -> (u32, Option<usize>) {
         match self.byte() {
             which @ 0..240 => {
@@ -277,7 +277,7 @@ impl Run<'_> {
             180..200 => self.pytorch(),
             200..220 => {
                 let slot = 1 + self.pick(3);
-                // Unannounced, perhaps with work pending and memory alive.
+                // Without notice, perhaps with work pending and memory alive.
                 self.streams[slot] = None;
             }
             220..228 => self.look(),
@@ -290,7 +290,7 @@ impl Run<'_> {
                 }
                 let expected = if self.is_open(door) { Status::Ok } else { Status::UnknownAllocator };
                 let mut freed = 0;
-                // Of one that has ended it gives back what was freed since.
+                // A trim of an ended allocator gives back what was freed since.
                 let known = if door.is_some() { Status::Ok } else { Status::UnknownAllocator };
                 assert_eq!(millpond_trim(name, &raw mut freed), known);
                 assert_eq!(millpond_reset_peaks(name), expected);
@@ -311,12 +311,12 @@ impl Run<'_> {
                 self.world.destroyed += u32::from(door.open);
                 self.world.doors[3].open = false;
             }
-            255 => self.pytorchs_own(),
+            255 => self.other_pytorch_calls(),
         }
     }
 
-    /// What `PyTorch` asks of its allocator beside memory. No share that is none makes an allocator for a device that has none.
-    fn pytorchs_own(&mut self) {
+    /// `PyTorch`'s calls besides allocations and frees. An invalid share creates no allocator for a device that has none.
+    fn other_pytorch_calls(&mut self) {
         let before = millpond_torch_untold();
         let shares = [
             (1.0, Some(CAPACITY)),
@@ -331,7 +331,7 @@ impl Run<'_> {
             millpond_torch_empty_cache();
             assert_eq!(millpond_torch_untold(), before, "{}", last());
         } else if let (Some(limit), 1) = (limit, device) {
-            // What the pair cannot give it throws, so its allocator keeps no limit.
+            // `PyTorch`'s function throws when it is out of memory, so its allocator keeps no limit.
             let (name, none) = (self.world.doors[2].name, c"none".as_ptr());
             millpond_torch_memory_fraction(fraction, device);
             assert_eq!(millpond_torch_untold(), before, "{}", last());
@@ -340,7 +340,7 @@ impl Run<'_> {
             assert_eq!(millpond_set_limit(name, none), Status::Ok);
         } else {
             millpond_torch_memory_fraction(fraction, if limit.is_some() { device } else { 0 });
-            assert_eq!(millpond_torch_untold(), before + 1, "{fraction} of device {device} is none");
+            assert_eq!(millpond_torch_untold(), before + 1, "{fraction} of device {device} is invalid");
         }
     }
 
@@ -351,7 +351,7 @@ impl Run<'_> {
             0..140 => size,
             140..200 => size * 100,
             200..230 => 0,
-            230..245 => (HOPELESS as usize).wrapping_add(size).wrapping_sub(1000),
+            230..245 => (TOO_LARGE as usize).wrapping_add(size).wrapping_sub(1000),
             n => usize::MAX - usize::from(n) * 100,
         };
         let mut out: *mut c_void = null_mut();
@@ -372,11 +372,11 @@ impl Run<'_> {
             assert_eq!(status, Status::OutOfMemory, "{bytes} bytes: {}", last());
         } else {
             assert_eq!(status, Status::Ok, "{bytes} bytes: {}", last());
-            self.born(Block { at: out.addr(), bytes, door }, stream);
+            self.track(Block { at: out.addr(), bytes, door }, stream);
         }
     }
 
-    fn born(&mut self, block: Block, stream: Named) {
+    fn track(&mut self, block: Block, stream: Named) {
         assert!(block.at != 0 && block.at.is_multiple_of(512), "{block:?}");
         for other in &self.live {
             let apart = block.at + block.bytes <= other.at || other.at + other.bytes <= block.at;
@@ -386,7 +386,7 @@ impl Run<'_> {
         if let Some(slot) = stream.slot
             && block.bytes >= 8
         {
-            // Work of the program's own, for the oracle to judge by; of a large block the front.
+            // Work of the program, for the oracle to judge; on a large block only its front.
             let (cuda, s) =
                 (&self.world.cuda[usize::from(slot == 3)], self.streams[slot].as_ref().expect("named"));
             let words = (block.bytes as u64 / 8 * 8).min(4096);
@@ -396,7 +396,7 @@ impl Run<'_> {
         self.live.push(block);
     }
 
-    fn died(&mut self, which: usize) {
+    fn untrack(&mut self, which: usize) {
         let block = self.live.swap_remove(which);
         self.freed.push(block.at);
     }
@@ -410,8 +410,8 @@ impl Run<'_> {
             2 => millpond_free_unknown(name, ptr),
             _ => millpond_record_use(name, ptr, stream.handle),
         };
-        let asks = verb == 1 || verb == 3;
-        // What is alive may be freed after the end of its allocator; but a use is refused.
+        let names_stream = verb == 1 || verb == 3;
+        // Live memory may be freed after the end of its allocator; but a use is refused.
         let there = if verb == 3 { self.is_open(door) } else { door.is_some() };
         if !there {
             assert_eq!(status, Status::UnknownAllocator);
@@ -421,18 +421,18 @@ impl Run<'_> {
             None if ptr.is_null() => Status::Ok,
             None => Status::UnknownPointer,
             Some((_, b)) if Some(b.door) != door => Status::WrongAllocator,
-            Some((_, b)) if asks => {
+            Some((_, b)) if names_stream => {
                 stream.expected(self.world.doors[b.door].device).err().unwrap_or(Status::Ok)
             }
             Some(_) => Status::Ok,
         };
         assert_eq!(status, expected, "verb {verb} of {ptr:p}: {}", last());
         if let (Some(which), Status::Ok, 0..3) = (block, status, verb) {
-            self.died(which);
+            self.untrack(which);
         }
     }
 
-    /// A list of streams, hostile ones among them, and lists that are none.
+    /// A free behind a list of streams, some of them invalid, or with an invalid list.
     fn end_after(&mut self) {
         let ((name, door), (ptr, block)) = (self.door(), self.pointer());
         let streams: Vec<Named> = (0..self.pick(5)).map(|_| self.stream()).collect();
@@ -443,13 +443,13 @@ impl Run<'_> {
             n => (list.as_ptr(), usize::MAX - usize::from(n), false),
         };
         let status = millpond_free_after(name, ptr, at, n);
-        // Whether each is a stream is asked first; then each is a use, but on the allocation's own stream.
-        let asked = streams.iter().all(|s| s.alive);
+        // The call first checks each stream; then it records a use on each, except on the allocation's own stream.
+        let all_alive = streams.iter().all(|s| s.alive);
         let expected = match block.map(|b| self.live[b]) {
             _ if door.is_none() => Status::UnknownAllocator,
             _ if !is_list => Status::BadArgument,
             None if ptr.is_null() => Status::Ok,
-            _ if !asked => Status::Driver,
+            _ if !all_alive => Status::Driver,
             None => Status::UnknownPointer,
             Some(b) if Some(b.door) != door => Status::WrongAllocator,
             Some(b) => {
@@ -460,18 +460,18 @@ impl Run<'_> {
         };
         assert_eq!(status, expected, "after {n} streams, of {ptr:p}: {}", last());
         if let (Some(which), Status::Ok) = (block, status) {
-            self.died(which);
+            self.untrack(which);
         }
     }
 
-    /// The functions that answer no code: what went wrong is counted.
+    /// The functions that return no code: their failures are counted.
     fn pytorch(&mut self) {
         let before = millpond_torch_untold();
         let ((ptr, block), stream, verb) = (self.pointer(), self.stream(), self.byte() % 4);
         let device = [1, 1, 1, -1, 64, 99][self.pick(6)];
-        let untold = match verb {
+        let unreported = match verb {
             0 => {
-                // It throws where this fails, which a program in Rust cannot catch.
+                // It throws when it fails, which a program in Rust cannot catch.
                 let mut probe = null_mut();
                 if millpond_alloc(self.world.doors[2].name, 4096, stream.handle, &raw mut probe) != Status::Ok
                 {
@@ -479,27 +479,27 @@ impl Run<'_> {
                 }
                 assert_eq!(millpond_free(self.world.doors[2].name, probe), Status::Ok);
                 let at = millpond_torch_alloc(4096, 1, stream.handle);
-                self.born(Block { at: at.addr(), bytes: 4096, door: 2 }, stream);
+                self.track(Block { at: at.addr(), bytes: 4096, door: 2 }, stream);
                 false
             }
             1 => {
                 millpond_torch_free(ptr, 0, device, stream.handle);
                 let freed = device == 1 && block.is_some_and(|b| self.live[b].door == 2);
                 if freed {
-                    self.died(block.expect("it was live"));
+                    self.untrack(block.expect("it was live"));
                 }
                 !(freed || device == 1 && ptr.is_null())
             }
             2 => {
                 millpond_torch_record_stream(ptr, stream.handle);
-                // A stream that cannot be asked is taken for nobody knows whom; one of a device where PyTorch has no allocator is a mistake. An
-                // ended allocator's blocks are used, too.
-                let told = ptr.is_null()
+                // A stream that cannot be queried counts as an unknown stream; one of a device where PyTorch has no allocator is a failure. Blocks
+                // of an ended allocator are used, too.
+                let recorded = ptr.is_null()
                     || block.is_some_and(|b| {
                         let door = self.world.doors[self.live[b].door];
                         !stream.alive || stream.device.is_none_or(|d| d == door.device)
                     });
-                !told
+                !recorded
             }
             _ => {
                 let mut bytes = 0;
@@ -510,7 +510,12 @@ impl Run<'_> {
                 found.is_none()
             }
         };
-        assert_eq!(millpond_torch_untold() - before, u64::from(untold), "verb {verb} of {ptr:p}: {}", last());
+        assert_eq!(
+            millpond_torch_untold() - before,
+            u64::from(unreported),
+            "verb {verb} of {ptr:p}: {}",
+            last()
+        );
     }
 
     fn look(&mut self) {
@@ -540,7 +545,7 @@ impl Run<'_> {
                 assert!(at != 0 && at.is_multiple_of(512), "{at:#x}");
                 let apart = |b: &Block| at + bytes <= b.at || b.at + b.bytes <= at;
                 assert!(self.pinned.iter().all(apart), "{at:#x} + {bytes} in {:?}", self.pinned);
-                // SAFETY: pinned memory of so many bytes, and ours.
+                // SAFETY: pinned memory of so many bytes, which only this run uses.
                 #[allow(unsafe_code, reason = "pinned memory is real")]
                 unsafe {
                     out.cast::<u8>().write_bytes(0xA5, bytes);
@@ -601,7 +606,7 @@ impl Run<'_> {
             (c"400%", false),
             (c"\xff", false),
         ][self.pick(8)];
-        // What the pair cannot give it throws, so its allocator has no limit.
+        // `PyTorch`'s function throws when it is out of memory, so its allocator has no limit.
         let (words, right) = if right && door == Some(2) { (c"none", true) } else { (words, right) };
         let expected = match (self.is_open(door), right) {
             (false, _) => Status::UnknownAllocator,
@@ -612,7 +617,7 @@ impl Run<'_> {
     }
 }
 
-/// The report for people: as long as it says, cut off where there is less room, and refused where there is none to report of.
+/// The report as text: it has the length that the call returns, is cut off in a shorter buffer, and is refused for an unknown allocator.
 fn report(name: u32, known: bool) {
     let mut needed = 77;
     let status = millpond_report(name, null_mut(), 0, &raw mut needed);

@@ -76,7 +76,8 @@ fn config(options: u8) -> Config {
     config = config.reuse(match options >> 4 & 3 {
         0 => Reuse::Never,
         1 => Reuse::Ordered,
-        _ => Reuse::WithWaits,
+        2 => Reuse::WithWaits,
+        _ => Reuse::KnownWaits,
     });
     config = config.virtual_memory(if bit(7) { VirtualMemory::Auto } else { VirtualMemory::Never });
     if bit(6) { config.pinned_limit(10 * MIB) } else { config }

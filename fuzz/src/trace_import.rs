@@ -5,7 +5,7 @@ use millpond_replay::import::{Options, Trace, read};
 
 /// Reads the bytes as a file, for the first device and for a named one.
 pub fn run(data: &[u8]) {
-    for options in [Options::default(), Options { device: Some(0) }] {
+    for options in [Options::default(), Options::default().device(0)] {
         match read("fuzz", data, options) {
             Ok(Trace::Log(log)) => becomes_a_program(&log),
             Ok(Trace::Program(program)) => {

@@ -22,7 +22,7 @@ int main(void) {
   }
   millpond_allocator gpu;
   must(millpond_create(0, "limit=40%", &gpu));
-  /* This stream lives as long as the program: no call has to ask the driver who it is. */
+  /* This stream lives as long as the program: no call has to query its id. */
   must(millpond_declare_permanent(gpu, stream));
 
   void *from, *to;

@@ -6,7 +6,7 @@
     D3          a stream dropped with work pending; its handle value comes back
     use         D2 where streams are current by use() and not by `with`
     external    D2 and D3 with an ExternalStream, whose stream is destroyed by its owner with work pending
-    capture     graphs captured on one stream while arrays of others are made and dropped: each ends well and replays right
+    capture     graphs captured on one stream while arrays of others are made and dropped: each capture survives and its graph replays correctly
     captures    the same by two threads at once, each on a stream of its own, the second one's an ExternalStream
     scopes      row C3: using_allocator, one in another, left by an error, beside another thread
 
@@ -82,7 +82,7 @@ def own():
 
 
 def external():
-    """A stream that is nobody's object, and its handle: whoever made it destroys it."""
+    """A raw stream without a CuPy object, and its handle: the caller destroys it."""
     handle = cupy.cuda.runtime.streamCreateWithFlags(cupy.cuda.runtime.streamNonBlocking)
     return cupy.cuda.ExternalStream(handle), handle
 
@@ -133,7 +133,7 @@ def d2_by_use(one, two):
 
 
 def d2_external(one):
-    """As d2, where the slow reader's stream is somebody else's."""
+    """As d2, where the slow reader's stream is an external one."""
     two, handle = external()
     wrong = d2(one, two)
     del two
@@ -218,7 +218,7 @@ def capture(pool):
             beside(round)
             held = max(held, pool.held_frees())
         finally:
-            # Raises if somebody ended it.
+            # Raises if the capture was ended by other code.
             graph = captured.end_capture()
         with captured:
             x.fill(round)
@@ -255,7 +255,7 @@ def captures(wrong, streams):
             cupy.multiply(x, 2, out=y)
 
         def beside(round):
-            """On a stream that nobody captures; dropped, and its bytes given out again, while this thread captures, and perhaps the other."""
+            """On a stream that does not capture; dropped, and its bytes given out again, while this thread captures, and perhaps the other."""
             with own:
                 first = cupy.full(words, round, cupy.float32)
                 second = first * 3
@@ -283,7 +283,7 @@ def captures(wrong, streams):
                 both[n] += capturing[1 - n]
             finally:
                 capturing[n] = False
-                # Raises if somebody ended it.
+                # Raises if the capture was ended by other code.
                 graph = captured.end_capture()
             with captured:
                 x.fill(round)

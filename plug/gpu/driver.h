@@ -1,4 +1,4 @@
-/* What the programs for a real driver ask of it, looked up when they run: no header of CUDA's and nothing to link with. */
+/* The driver's functions that these programs call, looked up at run time: no header of CUDA's and nothing to link with. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ typedef void *handle;
 #define DECLARE(name, ...) static int (*name)(__VA_ARGS__);
 COMMON(DECLARE)
 
-/* In a function that answers 1 where the driver lacks one. */
+/* For a function that returns 1 if the driver lacks one. */
 #define FIND(name, ...)                                \
   *(void **)&name = dlsym(driver, #name);              \
   if (name == NULL) {                                  \
@@ -39,7 +39,7 @@ static int find_common(void *driver) {
   return 0;
 }
 
-/* MILLPOND_LIBCUDA's or the system's; NULL, and said, where there is none. */
+/* MILLPOND_LIBCUDA's or the system's; NULL, with a message, if there is none. */
 static void *open_driver(void) {
   const char *name = getenv("MILLPOND_LIBCUDA");
   void *driver = dlopen(name != NULL ? name : "libcuda.so.1", RTLD_NOW);

@@ -1,13 +1,13 @@
 /* The C interface on the real driver, for a machine with a GPU: `driver_checks [quick]` runs every part and ends with 1 if one failed.
  *
- *   threads   8,000 host threads come and go, each on its own default stream: a few segments are taken, a few pools are open
- *   handles   streams are destroyed with work pending and made again, their handles come back, and no byte is corrupted
+ *   threads   8,000 host threads start and end, each on its own default stream: few segments are reserved, few pools are open
+ *   handles   streams are destroyed with work pending and made again, their handles are reused, and no byte is corrupted
  *   captures  graphs are captured in every mode, on streams of every kind that can be captured, beside threads that allocate, free, trim and
- *             pin: each ends well and replays right
+ *             pin: each capture survives and its graph replays correctly
  *
- * Prints what things took; fails by bytes, pools and values alone. Built against plug/millpond.h; the driver is loaded by name, so that
+ * Prints times; only bytes, pools and values decide whether a check fails. Built against plug/millpond.h; the driver is loaded by name, so that
  * no header of CUDA's is needed: MILLPOND_LIBCUDA, or libcuda.so.1. Ends with 77 where there is none. `plug/tests/c.rs` runs it over the
- * stand-in driver, where graphs cannot be launched: there the replays are left out, and said to be. */
+ * stand-in driver, where graphs cannot be launched: there the replays are skipped, and printed as skipped. */
 #include "millpond.h"
 
 #include <dlfcn.h>
@@ -37,17 +37,17 @@ static handle context;
 static millpond_allocator pool;
 static int failed;
 
-static void check(int right, const char *what) {
-  printf("%s %s\n", right ? "PASS" : "FAIL", what);
-  failed |= !right;
+static void check(int passed, const char *what) {
+  printf("%s %s\n", passed ? "PASS" : "FAIL", what);
+  failed |= !passed;
 }
 
-/* What must go well for anything to be shown. */
+/* A call whose failure ends the program: without it the checks show nothing. */
 #define MUST(call)                                                                                                  \
   do {                                                                                                              \
     int code = (int)(call);                                                                                         \
     if (code) {                                                                                                     \
-      fprintf(stderr, "%s:%d: %s answered %d; millpond: %s\n", __FILE__, __LINE__, #call, code, millpond_last_error()); \
+      fprintf(stderr, "%s:%d: %s returned %d; millpond: %s\n", __FILE__, __LINE__, #call, code, millpond_last_error()); \
       exit(1);                                                                                                      \
     }                                                                                                               \
   } while (0)
@@ -58,7 +58,7 @@ static double now(void) {
   return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-/* The report, until the next. */
+/* The report; valid until the next call. */
 static const char *stats(void) {
   static char *text;
   size_t needed = 0, room;
@@ -75,7 +75,7 @@ static const char *stats(void) {
 static long long field(const char *in, const char *name) {
   char quoted[64];
   snprintf(quoted, sizeof quoted, "\"%s\":", name);
-  /* Pools have figures of the same names: the allocator's own come behind "releases", since the names are sorted. */
+  /* Pools have fields of the same names: the allocator's own come after "releases", because the names are sorted. */
   const char *own = strstr(in, "\"releases\":");
   const char *at = strstr(own != NULL && strncmp(name, "reserved", 8) == 0 ? own : in, quoted);
   return at == NULL ? -1 : strtoll(at + strlen(quoted), NULL, 10);
@@ -94,7 +94,7 @@ static int pools(void) {
 
 static int begin(const char *options) { return millpond_create(0, options, &pool) == MILLPOND_STATUS_OK; }
 
-/* Ends the allocator: nothing of it is left. */
+/* Destroys the allocator and checks that nothing is reserved any more. */
 static void end(const char *part) {
   double start = now();
   MUST(millpond_destroy(pool));
@@ -105,7 +105,7 @@ static void end(const char *part) {
 /* ---- threads */
 
 static int number;
-static double *took;
+static double *times;
 
 static void *one_thread(void *unused) {
   void *block = NULL;
@@ -113,7 +113,7 @@ static void *one_thread(void *unused) {
   MUST(cuCtxSetCurrent(context));
   double start = now();
   MUST(millpond_alloc(pool, 4096, OWN, &block));
-  took[number] = now() - start;
+  times[number] = now() - start;
   /* Its work is pending when the block is freed and the thread ends. */
   MUST(cuMemsetD8Async((address)block, (unsigned char)number, 4096, OWN));
   MUST(millpond_free(pool, block));
@@ -129,24 +129,24 @@ static double median(double *of, int count) {
 
 static void threads(int count) {
   if (!begin("")) exit(1);
-  took = calloc((size_t)count, sizeof *took);
+  times = calloc((size_t)count, sizeof *times);
   for (number = 0; number < count; number++) {
     pthread_t thread;
     MUST(pthread_create(&thread, NULL, one_thread, NULL));
     MUST(pthread_join(thread, NULL));
   }
-  double first = median(took, 100), last = median(took + count - 100, 100);
-  long long taken = field(stats(), "reserved"), back = held_back();
+  double first = median(times, 100), last = median(times + count - 100, 100);
+  long long reserved = field(stats(), "reserved"), held = held_back();
   int open = pools();
-  printf("  %d threads: an allocation took %.1f us in the first hundred and %.1f us in the last (medians; ratio %.2f); %.1f MiB taken, "
+  printf("  %d threads: an allocation took %.1f us in the first hundred and %.1f us in the last (medians; ratio %.2f); %.1f MiB reserved, "
          "%lld bytes held back, %d pools\n",
-         count, first, last, last / first, (double)taken / (double)MIB, back, open);
-  check(taken <= 32 * (long long)MIB, "threads: a few segments are taken");
-  check(back == 0, "threads: nothing is held back");
-  check(open <= 64, "threads: a few pools are open");
+         count, first, last, last / first, (double)reserved / (double)MIB, held, open);
+  check(reserved <= 32 * (long long)MIB, "threads: few segments are reserved");
+  check(held == 0, "threads: nothing is held back");
+  check(open <= 64, "threads: few pools are open");
   MUST(cuCtxSynchronize());
-  end("threads: all of it went back");
-  free(took);
+  end("threads: all memory went back to the device");
+  free(times);
 }
 
 /* ---- handles */
@@ -155,7 +155,7 @@ static void handles(int rounds, size_t delay_bytes) {
   size_t bytes = MIB / 4;
   address results = 0, delay = 0;
   handle last = NULL;
-  int came_back = 0, pending = 0, reused = 0, wrong = 0;
+  int handles_reused = 0, pending = 0, blocks_reused = 0, wrong = 0;
   void *before = NULL;
   if (!begin("limit=64MiB")) exit(1);
   MUST(cuMemAlloc_v2(&results, bytes * (size_t)rounds));
@@ -164,12 +164,12 @@ static void handles(int rounds, size_t delay_bytes) {
     handle stream = NULL;
     void *block = NULL;
     MUST(cuStreamCreate(&stream, 1));
-    came_back += stream == last;
+    handles_reused += stream == last;
     last = stream;
     MUST(millpond_alloc(pool, bytes, stream, &block));
-    reused += block == before;
+    blocks_reused += block == before;
     before = block;
-    /* The copy below comes late: whoever is given these bytes too early writes over them first. */
+    /* The copy below runs late: if these bytes are reused too early, the next fill overwrites them first. */
     MUST(cuMemsetD8Async((address)block, (unsigned char)(i % 251 + 1), bytes, stream));
     for (int n = 0; n < 8; n++) MUST(cuMemsetD8Async(delay, (unsigned char)n, delay_bytes, stream));
     MUST(cuMemcpyDtoDAsync_v2(results + bytes * (size_t)i, (address)block, bytes, stream));
@@ -181,7 +181,7 @@ static void handles(int rounds, size_t delay_bytes) {
       default: MUST(millpond_free_on(pool, block, stream));
     }
     MUST(cuStreamDestroy_v2(stream));
-    /* What nobody could mark is had again when the device is quiet: well before the limit. */
+    /* Memory of streams that could not be marked comes back when the device is idle: well before the limit. */
     if (i % 64 == 63) MUST(millpond_synchronize(pool));
   }
   MUST(cuCtxSynchronize());
@@ -194,35 +194,35 @@ static void handles(int rounds, size_t delay_bytes) {
     wrong += at < bytes;
   }
   free(read);
-  printf("  %d streams: %d took the handle of the one before, %d were destroyed with work pending, %d blocks at the address of the one before; "
+  printf("  %d streams: %d had the handle of the previous one, %d were destroyed with work pending, %d blocks had the address of the previous one; "
          "%d results wrong\n",
-         rounds, came_back, pending, reused, wrong);
+         rounds, handles_reused, pending, blocks_reused, wrong);
   check(wrong == 0, "handles: no byte is corrupted");
   check(pending > rounds / 2, "handles: the work was pending");
-  check(came_back > 0, "handles: some came back");
+  check(handles_reused > 0, "handles: some were reused");
   MUST(cuMemFree_v2(results));
   MUST(cuMemFree_v2(delay));
   MUST(millpond_synchronize(pool));
-  check(held_back() == 0, "handles: nothing is held back on a quiet device");
-  end("handles: all of it went back");
+  check(held_back() == 0, "handles: nothing is held back on an idle device");
+  end("handles: all memory went back to the device");
 }
 
 /* ---- captures */
 
-static atomic_int stop, ready, all_of_them;
+static atomic_int stop, ready, thread_count;
 
-/* Streams are made before anybody captures, so that all threads begin at once. A driver does not refuse it beside a capture in the global mode, nor does the
- * capture end by it (streams and events made and destroyed outside a relaxed batch: 12 cases, H200, driver 580.159.04). */
+/* Streams are made before any capture begins, so that all threads begin at once. A driver does not refuse it beside a capture in the global mode, nor does it
+ * end the capture (streams and events made and destroyed outside a relaxed batch: 12 cases, H200, driver 580.159.04). */
 static void until_all_are_ready(void) {
   atomic_fetch_add(&ready, 1);
-  while (atomic_load(&ready) < atomic_load(&all_of_them)) sched_yield();
+  while (atomic_load(&ready) < atomic_load(&thread_count)) sched_yield();
 }
 
-static atomic_ulong hammered;
-static int rounds_each, mode_of_all;
+static atomic_ulong allocator_rounds;
+static int rounds_each, capture_mode;
 static atomic_int lost, wrong_values, replayed;
 
-static void *hammer(void *which) {
+static void *allocate_and_free(void *which) {
   handle own = NULL, other = NULL;
   void *kept[8] = {NULL};
   MUST(cuCtxSetCurrent(context));
@@ -232,7 +232,7 @@ static void *hammer(void *which) {
   for (unsigned i = (unsigned)(size_t)which; !atomic_load(&stop); i++) {
     void **block = &kept[i % 8], *pinned = NULL;
     handle stream = i % 3 == 2 ? OWN : own;
-    /* By nobody knows whom now and then only, and no large ones: those are held back while somebody captures. */
+    /* With unknown users only now and then, and no large blocks: those are held back during captures. */
     if (i % 24 == 2) {
       MUST(millpond_free_unknown(pool, *block));
     } else if (i % 3 == 0) {
@@ -241,9 +241,9 @@ static void *hammer(void *which) {
       MUST(millpond_free_on(pool, *block, other));
     }
     *block = NULL;
-    /* Large ones now and then, so that memory is taken and given back beside the captures. */
+    /* Large ones now and then, so that memory is reserved and given back during the captures. */
     millpond_status status = millpond_alloc(pool, i % 40 == 0 ? 24 * MIB : (size_t)(i % 50 + 1) * 2048, stream, block);
-    /* What is held back while somebody captures cannot be had: the limit may be met. */
+    /* Memory that is held back during captures cannot be reused, so the limit may be reached. */
     if (status != MILLPOND_STATUS_OK && status != MILLPOND_STATUS_OUT_OF_MEMORY) MUST(status);
     if (*block != NULL) {
       MUST(cuMemsetD8Async((address)*block, (unsigned char)i, 2048, stream));
@@ -254,7 +254,7 @@ static void *hammer(void *which) {
       MUST(millpond_free_pinned(pool, pinned));
     }
     if (i % 64 == 0) MUST(millpond_trim(pool, NULL));
-    atomic_fetch_add(&hammered, 1);
+    atomic_fetch_add(&allocator_rounds, 1);
   }
   for (int i = 0; i < 8; i++) MUST(millpond_free_on(pool, kept[i], own));
   MUST(cuStreamSynchronize(own));
@@ -263,7 +263,7 @@ static void *hammer(void *which) {
   return NULL;
 }
 
-/* The streams that are captured: as the allocator meets them. */
+/* The streams that are captured, by how the allocator knows them. */
 enum kind { UNDECLARED, PERMANENT, BLOCKING, PER_THREAD, KINDS };
 
 static void *capture(void *of) {
@@ -283,8 +283,8 @@ static void *capture(void *of) {
     handle graph = NULL, runs = NULL;
     void *between = NULL;
     unsigned char value = (unsigned char)(i % 251 + 1);
-    unsigned long before = atomic_load(&hammered);
-    MUST(cuStreamBeginCapture_v2(stream, mode_of_all));
+    unsigned long before = atomic_load(&allocator_rounds);
+    MUST(cuStreamBeginCapture_v2(stream, capture_mode));
     MUST(cuMemsetD8Async((address)x, value, bytes, stream));
     /* By the capturing thread itself, on another stream. */
     millpond_status status = millpond_alloc(pool, bytes, side, &between);
@@ -295,8 +295,8 @@ static void *capture(void *of) {
       MUST(status);
     }
     MUST(cuMemcpyDtoDAsync_v2((address)y, (address)x, bytes, stream));
-    /* The others are at it meanwhile. */
-    while (atomic_load(&hammered) < before + 8) sched_yield();
+    /* Each of the other threads allocates and frees meanwhile. */
+    while (atomic_load(&allocator_rounds) < before + 8) sched_yield();
     int code = cuStreamEndCapture(stream, &graph);
     if (code != 0 || graph == NULL) {
       atomic_fetch_add(&lost, 1);
@@ -318,7 +318,7 @@ static void *capture(void *of) {
   }
   MUST(millpond_free_on(pool, x, stream));
   MUST(millpond_free_on(pool, y, stream));
-  /* Not waited for: another thread may capture still. One that was declared to last does. */
+  /* Not waited for, because another thread may still capture. A permanent stream is not destroyed. */
   if (kind == UNDECLARED || kind == BLOCKING) MUST(cuStreamDestroy_v2(stream));
   MUST(cuStreamDestroy_v2(side));
   free(read);
@@ -337,18 +337,18 @@ static void captures(int rounds) {
     pthread_t all[5];
     char what[128];
     atomic_store(&stop, 0), atomic_store(&lost, 0), atomic_store(&wrong_values, 0), atomic_store(&replayed, 0);
-    atomic_store(&hammered, 0), atomic_store(&ready, 0), atomic_store(&all_of_them, 3 + capturing);
-    mode_of_all = mode, rounds_each = rounds;
-    for (int i = 0; i < 3; i++) MUST(pthread_create(&all[i], NULL, hammer, (void *)(size_t)(i * 1000)));
+    atomic_store(&allocator_rounds, 0), atomic_store(&ready, 0), atomic_store(&thread_count, 3 + capturing);
+    capture_mode = mode, rounds_each = rounds;
+    for (int i = 0; i < 3; i++) MUST(pthread_create(&all[i], NULL, allocate_and_free, (void *)(size_t)(i * 1000)));
     for (int i = 0; i < capturing; i++) MUST(pthread_create(&all[3 + i], NULL, capture, (void *)(size_t)kind));
     for (int i = 0; i < capturing; i++) MUST(pthread_join(all[3 + i], NULL));
     atomic_store(&stop, 1);
     for (int i = 0; i < 3; i++) MUST(pthread_join(all[i], NULL));
-    printf("  %s, %s: %d captures beside %lu rounds of others, %d lost, %d replayed, %d wrong\n", names[mode], kinds[kind], made, atomic_load(&hammered),
+    printf("  %s, %s: %d captures beside %lu rounds of the other threads, %d lost, %d replayed, %d wrong\n", names[mode], kinds[kind], made, atomic_load(&allocator_rounds),
            atomic_load(&lost), atomic_load(&replayed), atomic_load(&wrong_values));
-    snprintf(what, sizeof what, "captures, %s, %s: each ends well", names[mode], kinds[kind]);
+    snprintf(what, sizeof what, "captures, %s, %s: each survives", names[mode], kinds[kind]);
     check(atomic_load(&lost) == 0, what);
-    snprintf(what, sizeof what, "captures, %s, %s: each replays right", names[mode], kinds[kind]);
+    snprintf(what, sizeof what, "captures, %s, %s: each replays correctly", names[mode], kinds[kind]);
     if (atomic_load(&replayed) > 0) {
       check(atomic_load(&wrong_values) == 0 && atomic_load(&replayed) == made, what);
     } else {
@@ -356,8 +356,8 @@ static void captures(int rounds) {
     }
     MUST(millpond_synchronize(pool));
   }
-  check(held_back() == 0, "captures: nothing is held back on a quiet device");
-  end("captures: all of it went back");
+  check(held_back() == 0, "captures: nothing is held back on an idle device");
+  end("captures: all memory went back to the device");
 }
 
 int main(int count, char **words) {
@@ -375,6 +375,6 @@ int main(int count, char **words) {
   threads(quick ? 400 : 8000);
   handles(quick ? 100 : 600, quick ? MIB / 16 : 256 * MIB);
   captures(quick ? 5 : 75);
-  puts(failed ? "some part failed" : "every part ended well");
+  puts(failed ? "some part failed" : "every part passed");
   return failed;
 }

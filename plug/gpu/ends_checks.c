@@ -1,12 +1,12 @@
-/* Ends of processes, threads and libraries on the real driver: `ends_checks [quick]` runs every part in a process of its own, none of which
- * this one has a context in, and ends with 1 if one failed.
+/* Ends of processes, threads and libraries on the real driver: `ends_checks [quick]` runs every part in a process of its own, so that this
+ * one has no CUDA context, and ends with 1 if one failed.
  *
- *   fork    children are forked with memory alive, work pending and threads inside calls: each call there is refused in words, whether the child
- *           leaves by _exit or by exit, and no byte of the parent's is another
- *   exit    a process ends with memory alive, work pending and threads inside calls: with its own code, in time, without a word
- *   close   the library is closed with memory alive and work pending: nothing waits, no byte is corrupted; opened again it is the same
+ *   fork    children are forked with memory alive, work pending and threads inside calls: each call there returns an error with a message, whether the child
+ *           leaves by _exit or by exit, and no byte of the parent's changes
+ *   exit    a process ends with memory alive, work pending and threads inside calls: with its own code, in time, and prints nothing
+ *   close   the library is closed with memory alive and work pending: nothing waits, no byte is corrupted; opened again it still has them
  *   leave   the same at the end of a process that has closed it
- *   after   then the device has what it had before
+ *   after   then as much of the device is free as before
  *
  * Two programs: linked with the library it has the first two parts; with OPENED defined, and not linked, the next two, because what a program is
  * linked with is never closed. These open MILLPOND_LIBRARY, or libmillpond.so. Built against plug/millpond.h; the driver is loaded by name:
@@ -37,19 +37,19 @@
 #define FUNCTIONS(X) X(cuMemGetInfo_v2, size_t *, size_t *)
 FUNCTIONS(DECLARE)
 
-/* What must go well for anything to be shown. */
+/* A call whose failure ends the program: without it the checks show nothing. */
 #define MUST(call)                                                             \
   do {                                                                         \
     int code = (int)(call);                                                    \
     if (code) {                                                                \
-      fprintf(stderr, "%s:%d: %s answered %d\n", __FILE__, __LINE__, #call, code); \
+      fprintf(stderr, "%s:%d: %s returned %d\n", __FILE__, __LINE__, #call, code); \
       exit(1);                                                                 \
     }                                                                          \
   } while (0)
 #define EXPECT(condition)                                                      \
   do {                                                                         \
     if (!(condition)) {                                                        \
-      fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);  \
+      fprintf(stderr, "%s:%d: expected: %s\n", __FILE__, __LINE__, #condition);  \
       exit(1);                                                                 \
     }                                                                          \
   } while (0)
@@ -69,12 +69,12 @@ static void begin(void) {
   MUST(cuDevicePrimaryCtxRetain(&context, 0));
   MUST(cuCtxSetCurrent(context));
   MUST(cuStreamCreate(&stream, 1));
-  /* Over the stand-in, which writes byte by byte and as late as it may, the least is enough. */
+  /* The stand-in writes byte by byte and as late as legal, so a short fill is enough there. */
   delay_bytes = stand_in ? MIB / 16 : 1024 * MIB;
   MUST(cuMemAlloc_v2(&delay, delay_bytes));
 }
 
-/* Work of half a second or so: nothing behind it is done before that. */
+/* Work of about half a second, which delays everything behind it. */
 static void queue_delay(void) {
   for (int i = 0; i < (stand_in ? 4 : 1500); i++) MUST(cuMemsetD8Async(delay, (unsigned char)i, delay_bytes, stream));
 }
@@ -102,9 +102,9 @@ static int is_all(address of, size_t bytes, unsigned char value) {
 }
 
 #ifndef OPENED
-/* ---- threads that call all the time */
+/* ---- threads that call continuously */
 
-/* The process exits: the driver, which has ended before the threads have, refuses what they ask of it. */
+/* The process exits: the driver ends before the threads do, and refuses their calls. */
 static atomic_int leaving;
 #define UNLESS_LEAVING(call)                                                   \
   do {                                                                         \
@@ -121,7 +121,7 @@ static atomic_int leaving;
 #define EVERY 64
 #include "../tests/churn.h"
 
-/* The driver alone, as busy. */
+/* The same load on the driver alone. */
 static void *churn_driver(void *number) {
   address block = 0;
   MUST(cuCtxSetCurrent(context));
@@ -137,14 +137,14 @@ static void *churn_driver(void *number) {
 
 /* ---- fork */
 
-/* Where a child died, for who reads this. */
-static void died(int signal) {
+/* Prints where a child crashed. */
+static void crashed(int signal) {
   void *frames[64];
   backtrace_symbols_fd(frames, backtrace(frames, 64), 2);
   _exit(128 + signal);
 }
 
-/* Without us: whether children of a process that is busy with the driver may leave by exit, for all that the driver makes of it. */
+/* Whether children of a process that is busy with the driver can leave by exit, without this library: the driver itself may crash there. */
 static int children_may_exit(pthread_t *threads) {
   int status = 0, children = 8;
   begin_threads(threads, churn_driver);
@@ -180,7 +180,7 @@ static void part_fork(void) {
     pid_t child = fork();
     if (child == 0) {
       alarm(60);
-      signal(SIGSEGV, died);
+      signal(SIGSEGV, crashed);
       every_call_is_refused(pool, block, pinned);
       if (i % 2 && may_exit) exit(0);
       _exit(0);
@@ -219,7 +219,7 @@ static void part_exit(void) {
   MUST(millpond_alloc_pinned(pool, 4096, &pinned));
   begin_threads(threads, churn);
   until_they_run();
-  /* Beside threads that trim, for which the driver may wait for the device. */
+  /* Other threads trim, for which the driver may wait for the device. */
   int tries = 0;
   do {
     queue_delay();
@@ -305,7 +305,7 @@ static void closes(void) {
 
 static void part_close(void) {
   closes();
-  /* What was asked for at a fork is in the library still. */
+  /* The library's fork handler is still there. */
   pid_t child = fork();
   if (child == 0) _exit(CODE);
   int status = -1;
@@ -324,7 +324,7 @@ static void part_leave(void) {
 }
 
 #endif
-/* ---- after: how much the device has free, as its answer */
+/* ---- after: how much memory of the device is free */
 
 static size_t free_bytes(void) {
   size_t some = 0, all = 0;
@@ -337,7 +337,7 @@ static size_t free_bytes(void) {
 
 /* ---- each part is a process of its own */
 
-/* Runs this program with a part's name: how it ended. */
+/* Runs this program with a part's name; returns its exit status. */
 static int runs(char **words, const char *part, int seconds, char *said, size_t room) {
   int two[2], status = -1;
   EXPECT(pipe(two) == 0);
@@ -394,7 +394,7 @@ int main(int count, char **words) {
     for (int round = 0; round < rounds; round++) {
       double start = now();
       status = runs(words, parts[i].name, seconds, said, sizeof said);
-      /* What a part tells is indented; nothing else has a word. */
+      /* A part indents what it prints; any other output is an error. */
       int right = WIFEXITED(status) && WEXITSTATUS(status) == CODE && (said[0] == 0 || said[0] == ' ');
       if (!right || round == 0) printf("%s", said);
       if (!right || round == rounds - 1)
@@ -409,6 +409,6 @@ int main(int count, char **words) {
   int right = WIFEXITED(status) && WEXITSTATUS(status) == CODE && after >= before - 64.0 * (double)MIB;
   printf("%s after: %.0f MiB of the device are free, %.0f before\n", right ? "PASS" : "FAIL", after / (double)MIB, before / (double)MIB);
   failed |= !right;
-  puts(failed ? "some part failed" : "every part ended well");
+  puts(failed ? "some part failed" : "every part passed");
   return failed;
 }

@@ -100,7 +100,7 @@ def part_fork():
     import millpond
 
     driver, stop = Driver(), threading.Event()
-    # Without us: what the driver itself makes of a child that leaves by the interpreter's exit.
+    # Without this library: whether the driver itself survives a child that leaves by the interpreter's exit.
     leaves_by_exit = child_of_fork(lambda: None, sys.exit) == 0
     if not leaves_by_exit:
         print("no child leaves by sys.exit: with the driver alone one did not end well")
@@ -179,11 +179,11 @@ def part_workers():
         processes = [context.Process(target=fresh_worker, args=(answers, n)) for n in range(2)]
         for p in processes:
             p.start()
-        told = sorted(answers.get(timeout=60) for _ in processes)
+        seen = sorted(answers.get(timeout=60) for _ in processes)
         for p in processes:
             p.join(60)
             assert p.exitcode == 0, f"{way}: a worker ended with {p.exitcode}"
-        assert told == [(0, True), (1, True)], (way, told)
+        assert seen == [(0, True), (1, True)], (way, seen)
     assert driver.is_all(x, 9, 4 * MIB)
     gpu.free(x)
     gpu.close()
@@ -275,9 +275,9 @@ class OnTheGPU(OnTheCPU):
             millpond_torch.install()
             OnTheGPU.installed = True
         x = torch.full((1 << 16,), float(n), device="cuda")
-        told = (x * 2 + 1).cpu()
+        result = (x * 2 + 1).cpu()
         assert millpond_torch.memory_stats()["allocated_bytes.all.current"] > 0
-        return told
+        return result
 
 
 def part_torch_loaders():

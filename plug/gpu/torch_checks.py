@@ -3,7 +3,7 @@
     train       a small transformer, 200 steps: the same losses as on PyTorch's own allocators, memory and time beside them
     prefetch    batches copied on a stream of their own, used on another: every sum is right
     record      D2: a tensor used by a slow kernel on another stream, record_stream, dropped, its bytes given out again
-    capture     torch.cuda.graph on tensors that are there, while other threads allocate and drop on other streams: each ends well, replays right
+    capture     torch.cuda.graph on tensors that are there, while other threads allocate and drop on other streams: each capture survives and replays correctly
     memory      out of memory raises torch.OutOfMemoryError with millpond's report; limits, statistics, empty_cache
     mempool     torch.cuda.MemPool over millpond beside PyTorch's own allocator
     devices     with two GPUs: tensors on both, copies across, record_stream, statistics of each; skipped with one
@@ -75,7 +75,7 @@ def prefetch(torch, batches=200):
     return wrong
 
 
-def record(torch, told, runs=40):
+def record(torch, recorded, runs=40):
     """D2: in how many runs the slow reader saw the next owner's bytes."""
     one, two = torch.cuda.Stream(), torch.cuda.Stream()
     words = 1 << 22
@@ -88,7 +88,7 @@ def record(torch, told, runs=40):
         with torch.cuda.stream(two):
             torch.cuda._sleep(20_000_000)
             out.copy_(x)
-        if told:
+        if recorded:
             x.record_stream(two)
             out.record_stream(two)
         del x
@@ -245,33 +245,33 @@ def devices(torch, millpond_torch, rounds=50):
         stats = millpond_torch.allocator(d).stats()
         assert stats["device"] == d and stats["total"]["counters"]["allocations"] > rounds // 2, stats
     torch.cuda.empty_cache()
-    return {"wrong": wrong, "rounds": rounds, "untold": millpond_torch.memory_stats(0)["untold_failures"]}
+    return {"wrong": wrong, "rounds": rounds, "unreported": millpond_torch.memory_stats(0)["untold_failures"]}
 
 
 def part(name):
     """What one process does; prints a line of JSON."""
     import torch
 
-    told = {"torch": torch.__version__}
+    result = {"torch": torch.__version__}
     if name == "millpond":
         import millpond_torch
 
         millpond_torch.install()
-    told["losses"], told["ms"], told["MiB"] = train(torch)
+    result["losses"], result["ms"], result["MiB"] = train(torch)
     if name != "expandable":
-        told["prefetch"] = prefetch(torch)
-        told["record"] = record(torch, True)
-        told["untold"] = record(torch, False)
+        result["prefetch"] = prefetch(torch)
+        result["record"] = record(torch, True)
+        result["unrecorded"] = record(torch, False)
     if name == "millpond":
-        told["capture"] = capture(torch)
-        told["stats"] = memory(torch, millpond_torch)
+        result["capture"] = capture(torch)
+        result["stats"] = memory(torch, millpond_torch)
         if torch.cuda.device_count() > 1:
-            told["devices"] = devices(torch, millpond_torch)
+            result["devices"] = devices(torch, millpond_torch)
     if name == "native":
         import millpond_torch
 
-        told["mempool"] = mempool(torch, millpond_torch)
-    print("TOLD " + json.dumps(told))
+        result["mempool"] = mempool(torch, millpond_torch)
+    print("RESULT " + json.dumps(result))
 
 
 def run(name):
@@ -279,14 +279,14 @@ def run(name):
     if name == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     done = subprocess.run([sys.executable, __file__, name], env=environment, capture_output=True, text=True, timeout=170)
-    told = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
+    result = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     for line in done.stdout.splitlines():
-        if not line.startswith("TOLD "):
+        if not line.startswith("RESULT "):
             print(line)
-    if done.returncode or not told:
+    if done.returncode or not result:
         print(f"{name}: ended with {done.returncode}\n{done.stderr[-3000:]}")
         return None
-    return json.loads(told[0][5:])
+    return json.loads(result[0][7:])
 
 
 def main():
@@ -310,18 +310,18 @@ def main():
     if not all(seen.values()):
         return 1
     ours, native = seen["millpond"], seen["native"]
-    for name, told in seen.items():
-        print(f"train {name}: {told['ms']:.2f} ms a step, {told['MiB']} MiB taken, last loss {told['losses'][-1]:.6f} (PyTorch {told['torch']})")
+    for name, result in seen.items():
+        print(f"train {name}: {result['ms']:.2f} ms a step, {result['MiB']} MiB taken, last loss {result['losses'][-1]:.6f} (PyTorch {result['torch']})")
     check("200 losses are the same to the last bit", ours["losses"] == native["losses"])
     check("prefetch on two streams", ours["prefetch"] == 0, f"{ours['prefetch']} of 200 batches wrong")
     check("D2 with record_stream", ours["record"] == 0, f"{ours['record']} of 40 wrong; native {native['record']}")
-    print(f"D2 without record_stream: {ours['untold']} of 40 wrong; native {native['untold']}")
+    print(f"D2 without record_stream: {ours['unrecorded']} of 40 wrong; native {native['unrecorded']}")
     wrong, rounds = ours["capture"]
     check("40 graphs captured beside two threads that allocate and drop", not wrong, f"{rounds} rounds of the others; {'; '.join(wrong)}")
     check("limits, refusals, statistics", ours["stats"]["untold_failures"] == 0)
     if "devices" in ours:
         two = ours["devices"]
-        check("two GPUs", two["wrong"] == 0 and two["untold"] == 0, f"{two['wrong']} of {two['rounds']} rounds wrong, {two['untold']} calls untold")
+        check("two GPUs", two["wrong"] == 0 and two["unreported"] == 0, f"{two['wrong']} of {two['rounds']} rounds wrong, {two['unreported']} failures that no call reported")
     else:
         print("SKIPPED: two GPUs, PyTorch sees one")
     held, right = native["mempool"]

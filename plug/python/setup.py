@@ -13,9 +13,9 @@ from setuptools_rust import Binding, RustExtension
 HERE = os.path.dirname(os.path.abspath(__file__))
 # In a source package the repository's own folders stand in this one.
 INSIDE = "rust"
-# What cargo needs to build the library. It loads every member of the workspace, so all of them are taken along.
-FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "docs/ordering.md", "benches/*.rs", "plug/*.*", "plug/build"]
-FOLDERS = ["src", "kernels", "benches/rivals", "benches/streams", "examples", "plug/src", "plug/examples"]
+# What cargo needs to build the library. It loads every member of the workspace, so all of them are taken along, with each program that a manifest names.
+FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "docs/ordering.md", "tests/*.rs", "plug/*.*", "plug/build", "plug/tests/soak.rs"]
+FOLDERS = ["src", "kernels", "examples", "plug/src", "plug/examples"]
 
 
 def members(root):
@@ -39,7 +39,7 @@ class SourcePackage(sdist):
         root = os.path.join(HERE, "..", "..")
         for folder in FOLDERS + members(root):
             skipped = shutil.ignore_patterns("target", "__pycache__")
-            shutil.copytree(os.path.join(root, folder), os.path.join(base_dir, INSIDE, folder), ignore=skipped)
+            shutil.copytree(os.path.join(root, folder), os.path.join(base_dir, INSIDE, folder), ignore=skipped, dirs_exist_ok=True)
         for pattern in FILES:
             for path in filter(os.path.isfile, glob.glob(os.path.join(root, pattern))):
                 there = os.path.join(base_dir, INSIDE, os.path.relpath(path, root))

@@ -1,4 +1,4 @@
-//! An allocator with its streams by handle, and the operations that callers need.
+//! [`Door`]: an allocator of the C interface with its streams by handle, and the operations that callers need.
 //!
 //! A handle's value is reused by the next stream after a destroy, so a stream is identified by handle and id together, unless it was
 //! declared permanent, or is the legacy default stream: then by its handle, in a table that all threads read and that
@@ -8,8 +8,8 @@
 //! (`Cuda::expect_captures`) unless the caller rules it out, so memory that cannot be marked is held back until a call that waits for the device. Either way a hit takes no lock except its pool's, and
 //! writes nothing that another thread's hit reads or writes.
 //!
-//! A door, with the lanes of its permanent streams, is freed some time after it was destroyed, when nothing of it is left and
-//! no call that may hold it is under way (`presence`): a `&'static Door` lasts as long as the call that found it. A number names one door for the life of
+//! An allocator, with the lanes of its permanent streams (a [`Lane`] is a stream in one allocator), is freed some time after it was destroyed, when nothing of it is left and
+//! no call that may hold it is under way (`presence`): a `&'static Door` lasts as long as the call that found it. A number names one allocator for the life of
 //! the process. How one ends, and what is freed afterwards: `door/end.rs`.
 
 #![allow(unsafe_code, reason = "raw handles and raw allocations, as callers promise they are")]
@@ -62,7 +62,7 @@ pub(crate) struct Door {
     /// A stream was adopted by a call that must not wait: ended streams may be left for one that may.
     brought: AtomicBool,
     /// Destroyed, and something was freed that has not been given back to the device.
-    owes: AtomicBool,
+    postponed: AtomicBool,
     /// PyTorch's, which is never freed.
     lasting: AtomicBool,
     permanent: Box<[AtomicPtr<Lane>; PLACES]>,
@@ -117,7 +117,7 @@ fn peek(addr: u64, entry: Entry) -> ManuallyDrop<Allocation<Cuda>> {
     ManuallyDrop::new(unsafe { Allocation::from_raw(RawAllocation::from_words(Addr(addr), entry.words)) })
 }
 
-/// A use on the allocation's own stream is not recorded; the query of a stream's id also told whether it captures.
+/// A use on the allocation's own stream is not recorded; the query of a stream's id also showed whether it captures.
 fn record_use(allocation: &Allocation<Cuda>, lane: &Lane) -> Result<(), Failure> {
     if !lane.lasting && allocation.stream_id() == Some(lane.stream.id()) {
         return Ok(());
@@ -136,7 +136,7 @@ impl Drop for Door {
         for place in self.permanent.iter_mut() {
             let lane = core::mem::replace(place.get_mut(), core::ptr::null_mut());
             if !lane.is_null() {
-                // SAFETY: from `keep`, and no thread looks at the door any more.
+                // SAFETY: from `keep`, and no thread looks at the allocator any more.
                 drop(unsafe { Box::from_raw(lane) });
             }
         }
@@ -147,22 +147,22 @@ impl Door {
     /// A new one for a device.
     pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure> {
         let (config, captures) = options::config(options)?;
-        Door::settle(None);
-        Door::bury(READABLE);
+        Door::sweep_postponed(None);
+        Door::reclaim(READABLE);
         if DOORS.is_full() {
-            Door::bury(0);
+            Door::reclaim(0);
         }
         if DOORS.is_full() {
             return Err(Door::too_many());
         }
         let cuda = Cuda::new(device).map_err(pond::Error::Unavailable)?;
-        if captures && mutant!(DoorCreateTold) {
+        if captures && mutant!(DoorCreateNotified) {
             cuda.expect_captures();
         }
         let gpu = Allocator::new(cuda, config)?;
         let permanent = Box::new([const { AtomicPtr::new(core::ptr::null_mut()) }; PLACES]);
         let (lanes, pinned) = (Mutex::new(HashMap::new()), Mutex::new(HashMap::new()));
-        let (closed, owes) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (closed, postponed) = (AtomicBool::new(false), AtomicBool::new(false));
         let waits = Mutex::new(None);
         let (brought, lasting) = (AtomicBool::new(false), AtomicBool::new(false));
         let door = DOORS.put(|number| {
@@ -179,7 +179,7 @@ impl Door {
                 gpu,
                 closed,
                 brought,
-                owes,
+                postponed,
                 lasting,
                 permanent,
                 lanes,
@@ -205,7 +205,7 @@ impl Door {
 
     /// The one with this name, closed or not.
     pub(crate) fn any(name: u32) -> Result<&'static Door, Failure> {
-        name.checked_sub(1).and_then(Door::numbered).ok_or_else(|| Door::nobody(name))
+        name.checked_sub(1).and_then(Door::numbered).ok_or_else(|| Door::unknown_name(name))
     }
 
     /// The allocator of this number, if it still exists.
@@ -215,9 +215,9 @@ impl Door {
     }
 
     #[cold]
-    fn nobody(name: u32) -> Failure {
+    fn unknown_name(name: u32) -> Failure {
         let message = format!(
-            "there is no allocator {name}, or none any more: millpond_create gives their names, and of one that was destroyed long ago nothing is left"
+            "there is no allocator {name}, or it was destroyed long ago and its record is gone: millpond_create returns the numbers of allocators"
         );
         Failure::new(Status::UnknownAllocator, message)
     }
@@ -281,12 +281,12 @@ impl Door {
     /// The lane of a permanent stream.
     #[inline]
     fn permanent(&self, handle: usize) -> Option<&Lane> {
-        // SAFETY: null, or a lane that `keep` put there and that stays as long as its door.
+        // SAFETY: null, or a lane that `keep` put there and that stays as long as its allocator.
         let lanes = self.places(handle).map_while(|p| unsafe { p.load(Ordering::Acquire).as_ref() });
         lanes.into_iter().find(|lane| lane.handle == handle)
     }
 
-    /// Keeps a lane as long as the door, if there is a place; returns the existing one, if there is one. `Err`: no place.
+    /// Keeps a lane as long as the allocator, if there is a place; returns the existing one, if there is one. `Err`: no place.
     fn keep(&self, lane: Lane) -> Result<&Lane, Lane> {
         let handle = lane.handle;
         let lane = Box::into_raw(Box::new(lane));
@@ -296,7 +296,7 @@ impl Door {
                 // SAFETY: made above, and from here on in a place, where it stays.
                 return Ok(unsafe { &*lane });
             };
-            // SAFETY: not null, and then it stays as long as the door.
+            // SAFETY: not null, and then it stays as long as the allocator.
             let there = unsafe { &*there };
             if there.handle == handle {
                 // SAFETY: made above, and not yet shared.
@@ -347,7 +347,7 @@ impl Door {
         if let Found::Counted(lane) = &lane {
             met::remember(self.number, lane);
         }
-        then.take().map_or_else(|| Err(Failure::new(Status::Panic, "asked twice")), |then| then(&lane))
+        then.take().map_or_else(|| Err(Failure::new(Status::Panic, "called twice")), |then| then(&lane))
     }
 
     /// As [`Door::on`], for a stream that this thread has not used lately.
@@ -433,7 +433,7 @@ impl Door {
         let spare = door.lanes.lock().insert(key, lane);
         drop(spare);
         if door.closed.load(Ordering::Acquire) {
-            door.owe();
+            door.postpone();
         }
     }
 
@@ -559,16 +559,16 @@ impl Door {
     }
 
     /// After a free: if the thread's end can no longer be noticed, the free is marked at once. And what is freed of a destroyed
-    /// door is postponed: giving it back is the driver's free, which may wait for the device.
+    /// allocator is postponed: giving it back is the driver's free, which may wait for the device.
     #[inline]
     pub(crate) fn freed(&self) {
         if met::is_past() {
             self.freed_late();
         }
         if self.closed.load(Ordering::Acquire) && !mutant!(DoorUntrimmed) {
-            self.owe();
+            self.postpone();
             if mutant!(DoorFreeTrims) {
-                let _ = self.pay();
+                let _ = self.give_back_postponed();
             }
         }
     }

@@ -22,7 +22,7 @@ pub(crate) fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::new(Status::BadArgument, format!("{text:?} is no UTF-8")))
 }
 
-/// Fails if there is no place for a result: to be asked before anything is done.
+/// Fails if there is no place for a result: to be checked before anything is done.
 pub(crate) fn place<T>(to: *mut T) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::new(Status::BadArgument, "the place for the result is null"));
@@ -68,7 +68,7 @@ fn watch_forks() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: the function of POSIX; the handler stores to a flag, which any thread may do after a fork. It fails only
-        // where there is no memory, and then a child is not told apart.
+        // where there is no memory, and then a child is not recognised.
         let _ = unsafe { pthread_atfork(None, None, Some(child)) };
     });
 }
@@ -94,8 +94,8 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
     opened
 }
 
-/// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, pinned_limit, policy, reuse,
-/// growth, deterministic, scrub, virtual, wait_ms, captures; options that are not given come from the environment (MILLPOND_LIMIT and so on).
+/// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, soft_limit, low_watermark, high_watermark, pinned_limit, policy, reuse,
+/// growth, deterministic, scrub, virtual, slack, handle, moves, move_time, move_credit_ms, export, rdma, one_handle, wait_ms, captures; options that are not given come from the environment (MILLPOND_LIMIT and so on).
 /// `captures=none` promises that graphs are captured on this device only on streams that were declared permanent, and on these not while another
 /// thread calls. Then memory freed by an unknown stream, or on another thread's default stream, is marked when needed, which would end
 /// any other capture, and is not held back. It takes effect if every allocator of the device, ended or not, was made with it.

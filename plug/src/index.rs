@@ -29,7 +29,7 @@ const HELD: u64 = 1;
 pub(crate) struct Entry {
     /// `RawAllocation::to_words`.
     pub(crate) words: [u64; 3],
-    /// Other facts that its door needs.
+    /// Other facts that its allocator needs.
     pub(crate) tag: u64,
 }
 

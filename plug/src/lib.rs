@@ -15,7 +15,7 @@
 //! | `status` | codes, and the message behind the last one |
 //! | `table` | values by a number that is never reused |
 //! | `presence` | which threads are in a call |
-//! | `burial` | when an ended value leaves the table |
+//! | `retired` | ended values, until they leave the table |
 //! | `sync` | real atomics, or a model checker's |
 //! | `tag` | facts of an allocation, in a word |
 //! | `ffi` | the C functions |
@@ -41,13 +41,13 @@ macro_rules! mutant {
     };
 }
 
-mod burial;
 mod door;
 pub mod ffi;
 mod index;
 mod met;
 mod pinned;
 mod presence;
+mod retired;
 pub mod status;
 mod sync;
 mod table;

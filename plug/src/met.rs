@@ -17,13 +17,13 @@ use std::sync::Arc;
 /// How many streams a thread remembers.
 const REMEMBERED: usize = 16;
 
-/// A lane, and the number of its door.
+/// A lane, and the number of its allocator.
 type Met = (u32, Arc<Lane>);
 
 /// The stream that was used last in each place.
 struct Recent(RefCell<[Option<Met>; REMEMBERED]>);
 
-/// Default streams of the calling thread, one a door.
+/// Default streams of the calling thread, one an allocator.
 struct Own(RefCell<Vec<Met>>);
 
 thread_local! {
@@ -43,7 +43,7 @@ fn place(handle: usize) -> usize {
     (handle >> 4 ^ handle >> 12 ^ handle) % REMEMBERED
 }
 
-/// Runs `then` on the stream that was last used with this handle at this door.
+/// Runs `then` on the stream that was last used with this handle at this allocator.
 #[inline]
 pub(crate) fn with<R>(door: u32, handle: usize, then: impl FnOnce(&Lane) -> Option<R>) -> Option<R> {
     let met = RECENT.try_with(|recent| {
@@ -80,7 +80,7 @@ pub(crate) fn own(door: u32, lane: &Arc<Lane>) {
     });
 }
 
-/// The door was destroyed: the calling thread releases its streams. Other threads do when they end, or when others take their places.
+/// The allocator was destroyed: the calling thread releases its streams. Other threads do when they end, or when others take their places.
 pub(crate) fn forget(door: u32) {
     let recent = RECENT.try_with(|recent| {
         let mut recent = recent.0.try_borrow_mut().ok()?;

@@ -11,7 +11,7 @@ use pond::PinnedAllocation;
 use pond::cuda::Cuda;
 use std::sync::Arc;
 
-/// A door's pinned memory.
+/// An allocator's pinned memory.
 pub(crate) type Pinned = Mutex<HashMap<usize, Arc<Block>>>;
 
 /// One block of it.
@@ -77,7 +77,7 @@ impl Door {
     #[cold]
     fn none_of_ours(&self, ptr: *mut c_void) -> Failure {
         let whose = Door::all().find(|door| door.pinned().lock().contains_key(&ptr.addr()));
-        match whose.filter(|_| !mutant!(DoorPinnedAnybodys)) {
+        match whose.filter(|_| !mutant!(DoorPinnedUnowned)) {
             Some(other) => {
                 let (theirs, ours) = (other.name(), self.name());
                 let message = format!("{ptr:p} is pinned memory of allocator {theirs}, not of {ours}");

@@ -257,10 +257,10 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     /// A call that reports that it has begun, and ends when it receives the signal.
-    fn one_call(tell: &Sender<()>, gone: &Receiver<()>) {
+    fn one_call(sender: &Sender<()>, gone: &Receiver<()>) {
         let _here = enter();
-        tell.send(()).expect("somebody waits");
-        gone.recv().expect("a word");
+        sender.send(()).expect("the receiver waits");
+        gone.recv().expect("a message");
     }
 
     /// A call of another thread's is waited for, and none that begins later; one's own is not.
@@ -268,13 +268,13 @@ mod tests {
     fn calls_of_others_are_waited_for() {
         let mine = enter();
         assert!(matches!(enter(), Here(How::Within)));
-        let ((tell, told), (go, gone)) = (channel(), channel());
-        let other = std::thread::spawn(move || (0..2).for_each(|_| one_call(&tell, &gone)));
-        told.recv().expect("a word");
+        let ((sender, receiver), (go, gone)) = (channel(), channel());
+        let other = std::thread::spawn(move || (0..2).for_each(|_| one_call(&sender, &gone)));
+        receiver.recv().expect("a message");
         let mut calls = Calls::now();
         assert!(!calls.are_over());
         go.send(()).expect("it waits");
-        told.recv().expect("a word");
+        receiver.recv().expect("a message");
         // Other tests' threads call too.
         while !calls.are_over() {
             std::thread::yield_now();
@@ -297,13 +297,13 @@ mod tests {
         let refuses = |refuses| super::kernel::REFUSES.set(refuses);
         refuses(true);
         let mut calls = Calls::now();
-        assert!(!calls.are_over(), "nobody knows");
-        let ((tell, told), (go, gone)) = (channel(), channel());
-        let other = std::thread::spawn(move || one_call(&tell, &gone));
-        told.recv().expect("a word");
+        assert!(!calls.are_over(), "without fences it is unknown");
+        let ((sender, receiver), (go, gone)) = (channel(), channel());
+        let other = std::thread::spawn(move || one_call(&sender, &gone));
+        receiver.recv().expect("a message");
         assert!(!calls.are_over() && !calls.are_over(), "nor now");
         refuses(false);
-        assert!(!calls.are_over(), "one is seen");
+        assert!(!calls.are_over(), "one call is under way");
         go.send(()).expect("it waits");
         other.join().expect("it is well");
         // Other tests' threads call too.

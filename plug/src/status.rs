@@ -1,4 +1,4 @@
-//! What a call came to: a code, and the words behind the thread's last failure.
+//! The result of a call: a code, and the message of the thread's last failure.
 
 use core::ffi::c_char;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// The words of the thread's last failure, until its next one.
+/// The message of the thread's last failure, until its next one.
 pub(crate) fn last() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"the thread is ending".as_ptr())
 }
@@ -106,7 +106,7 @@ pub(crate) fn is_forked() -> bool {
 fn in_the_child() -> Status {
     failed(&Failure::new(
         Status::Forked,
-        "this process was forked from one that had an allocator, or had started CUDA to make one, and CUDA does not work in it: nothing was done; start the process by spawn or forkserver, or fork before the first allocator is asked for",
+        "this process was forked from one that had an allocator, or had started CUDA to make one, and CUDA does not work in it: nothing was done; start the process by spawn or forkserver, or fork before the first allocator is created",
     ))
 }
 

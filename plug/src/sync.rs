@@ -1,5 +1,5 @@
 //! The one switch between real locks and atomics and those of a model checker, for the modules by which a call keeps what it looks at:
-//! `presence`, `table` and `burial`. `tests/threads_loom/ends.rs` includes these files too, under `--cfg loom`. It does not know what is protected.
+//! `presence`, `table` and `retired`. `tests/threads_loom/ends.rs` includes these files too, under `--cfg loom`. It does not know what is protected.
 
 #[cfg(not(loom))]
 mod real {

@@ -121,7 +121,7 @@ mod tests {
 
     /// A thread is stopped between the number and the place: other values are found nevertheless.
     #[test]
-    fn a_place_that_is_not_filled_yet_hides_nobody() {
+    fn a_place_that_is_not_filled_yet_hides_no_other() {
         let table = Table::<u32, 4>::new();
         table.put(|first| {
             assert_eq!(table.put(Box::new), Some(&1));
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(table.iter().collect::<Vec<_>>(), [&0, &1]);
     }
 
-    /// At the end, and past it, no number is given twice, however many threads ask at once.
+    /// At the end, and past it, no number is given twice, however many threads call at once.
     #[test]
     fn no_number_is_given_twice() {
         let table = Table::<u32, 64>::new();
@@ -171,18 +171,18 @@ mod tests {
     fn a_value_is_freed_behind_the_calls_that_may_have_it() {
         static TABLE: Table<u32, 2> = Table::new();
         TABLE.put(Box::new);
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let reader = std::thread::spawn(move || {
             let here = enter();
             let value = TABLE.at(0).expect("it is there");
-            tell.send(()).expect("somebody waits");
+            sender.send(()).expect("the receiver waits");
             gone.recv().expect("a word");
             let found = *value;
             drop(here);
             found
         });
-        told.recv().expect("a word");
+        receiver.recv().expect("a message");
         TABLE.leaves(0);
         assert!(TABLE.gone().is_empty());
         go.send(()).expect("it waits");

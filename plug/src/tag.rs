@@ -3,7 +3,7 @@
 /// The calling thread's default stream: one handle for a stream of each thread.
 pub(crate) const PER_THREAD: usize = 2;
 
-/// An allocation's door, whether its stream's handle alone identifies the stream, whether it has uses that
+/// An allocation's allocator, whether its stream's handle alone identifies the stream, whether it has uses that
 /// could not be recorded, or uses on other devices, whether it was freed and its end waits for one of those, and the handle.
 #[derive(Clone, Copy)]
 pub(crate) struct Tag(u64);

@@ -22,7 +22,7 @@ const DEVICES: usize = 64;
 static OF_DEVICE: [OnceLock<&'static Door>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static OPENING: Mutex<()> = Mutex::new(());
 /// Frees and uses of unknown pointers, and of streams that could not be queried.
-static UNTOLD: AtomicU64 = AtomicU64::new(0);
+static UNREPORTED: AtomicU64 = AtomicU64::new(0);
 
 fn slot(device: c_int) -> Result<&'static OnceLock<&'static Door>, Failure> {
     let slot = usize::try_from(device).ok().and_then(|d| OF_DEVICE.get(d));
@@ -123,7 +123,7 @@ pub extern "C-unwind" fn millpond_torch_alloc(
 /// millpond_torch_record_stream), it counts as a call that failed, and is made later: until then the memory is freed for the program, and its pointer is not an allocation.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_int, stream: *mut c_void) {
-    untold(call(|| {
+    count_failure(call(|| {
         let slot = slot(device)?;
         if ptr.is_null() {
             return Ok(());
@@ -160,7 +160,7 @@ fn free_on(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> 
 /// PyTorch has no allocator on that device, the use is not known, and not counted.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
-    untold(call(|| {
+    count_failure(call(|| {
         // An empty allocation.
         if ptr.is_null() {
             return Ok(());
@@ -170,7 +170,7 @@ pub extern "C" fn millpond_torch_record_stream(ptr: *mut c_void, stream: *mut c_
             Status::UnknownPointer => Err(e),
             Status::WrongAllocator => use_elsewhere(door, ptr, handle, e),
             _ if mutant!(DoorRecordLost) => Ok(()),
-            _ => use_unasked(door, ptr, handle),
+            _ => use_unqueried(door, ptr, handle),
         })
     }));
 }
@@ -187,15 +187,15 @@ fn others(door: &Door) -> impl Iterator<Item = &'static Door> {
 fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> Result<(), Failure> {
     let mut is_kept = false;
     for other in others(door) {
-        let user = match other.who(handle) {
+        let user = match other.stream_id_of(handle) {
             Ok(id) => User::Known(id),
-            Err(e) if e.status == Status::WrongAllocator || mutant!(DoorElsewhereUnasked) => continue,
+            Err(e) if e.status == Status::WrongAllocator || mutant!(DoorElsewhereUnqueried) => continue,
             // It captures, or the driver fails: the free will find out.
             Err(e) => {
                 if e.for_good {
                     User::Unmarked
                 } else {
-                    User::Unasked
+                    User::Unqueried
                 }
             }
         };
@@ -214,7 +214,7 @@ fn use_elsewhere(door: &Door, ptr: *mut c_void, handle: usize, why: Failure) -> 
 
 /// The stream cannot be queried: for example it captures, and may be any device's.
 #[cold]
-fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
+fn use_unqueried(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failure> {
     door.use_unknown(ptr)?;
     // The meaning of a default stream's handle, and of a declared one's, needs no query.
     if handle <= PER_THREAD || door.declared(handle).is_some() {
@@ -224,7 +224,7 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
         return door.used_elsewhere(ptr, other, handle, User::Known(id));
     }
     let home = door.home_without_ids(handle);
-    let user = if home.is_some() { User::Unmarked } else { User::Unasked };
+    let user = if home.is_some() { User::Unmarked } else { User::Unqueried };
     let may_be = |other: &&'static Door| home.is_none_or(|device| device == other.device());
     others(door).filter(may_be).try_for_each(|other| door.used_elsewhere(ptr, other, handle, user))
 }
@@ -233,7 +233,7 @@ fn use_unasked(door: &Door, ptr: *mut c_void, handle: usize) -> Result<(), Failu
 /// frees its page launches of other threads block: if queued work waits for what another thread has yet to launch (collectives), synchronize its stream first.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_empty_cache() {
-    untold(call(|| {
+    count_failure(call(|| {
         let (made, done) = empty_all();
         // Memory that waited for another device goes back, too.
         if made > 0 { done.and(empty_all().1) } else { done }
@@ -251,7 +251,7 @@ fn empty_all() -> (usize, Result<(), Failure>) {
 /// PyTorch's `set_per_process_memory_fraction`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
-    untold(call(|| {
+    count_failure(call(|| {
         let limit = format!("{}%", fraction * 100.0);
         // Before an allocator is made for it.
         limit.parse::<pond::Limit>()?;
@@ -263,7 +263,7 @@ pub extern "C" fn millpond_torch_memory_fraction(fraction: f64, device: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
     let mut begin = core::ptr::null_mut();
-    untold(call(|| {
+    count_failure(call(|| {
         let doors = || OF_DEVICE.iter().filter_map(OnceLock::get);
         let (at, bytes) = doors().find_map(|d| d.around(ptr).ok()).ok_or_else(|| foreign(ptr))?;
         begin = at as *mut c_void;
@@ -279,12 +279,12 @@ pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mu
 /// How many calls failed without a way to report it: millpond_last_error on their thread had the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_untold() -> u64 {
-    UNTOLD.load(Ordering::Relaxed)
+    UNREPORTED.load(Ordering::Relaxed)
 }
 
-fn untold(status: Status) {
+fn count_failure(status: Status) {
     if status != Status::Ok {
-        UNTOLD.fetch_add(1, Ordering::Relaxed);
+        UNREPORTED.fetch_add(1, Ordering::Relaxed);
     }
 }
 

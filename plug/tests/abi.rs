@@ -1,5 +1,5 @@
-//! The C interface as a program meets it: the built library, opened, over the stand-in driver and its oracle. Pointers that
-//! were freed, never were, or are another allocator's; streams that end; many threads; and calls after the end.
+//! The C interface as a program uses it: the built library, loaded at run time, over the stand-in driver and its oracle. Pointers
+//! that were freed, were never allocated or belong to another allocator; streams that end; many threads; calls after an allocator's end.
 
 #![allow(unsafe_code, reason = "functions of a library, found by name")]
 #![allow(clippy::many_single_char_names, reason = "streams s, t and blocks x, y, as in the traces")]
@@ -8,6 +8,9 @@
 mod captures;
 #[path = "abi/crowds.rs"]
 mod crowds;
+#[path = "../../testkit/src/effort.rs"]
+#[allow(dead_code, unreachable_pub, reason = "a module of tests")]
+mod effort;
 #[path = "abi/ended.rs"]
 mod ended;
 mod figures;
@@ -27,11 +30,11 @@ mod planted;
 mod remote;
 #[path = "abi/same.rs"]
 mod same;
-#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
-#[path = "abi/shut_in.rs"]
-mod shut_in;
 #[path = "abi/threads.rs"]
 mod threads;
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[path = "abi/without_membarrier.rs"]
+mod without_membarrier;
 
 use cudarc::driver::sys;
 use libloading::{Library, Symbol};
@@ -60,7 +63,7 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     unsafe { Library::new(fresh::library()) }.expect("it loads")
 });
 
-/// The functions as they are linked into this very program.
+/// The functions of the library that is linked into this program.
 macro_rules! linked {
     ($($room:ident: $($name:ident)*;)*) => {
         &[$($((stringify!($name), millpond_plug::$room::$name as *const ()),)*)*]
@@ -78,8 +81,8 @@ fn linked(name: &str) -> Option<*const ()> {
     all.iter().find(|(n, _)| *n == name).map(|&(_, at)| at)
 }
 
-/// A function of the library: of the one that cargo built, opened as a program does, or with `MILLPOND_LINKED` of the one linked
-/// into this program, so that a sanitizer, whose runtime is in the program, sees inside.
+/// A function of the library: of the one that cargo built, loaded as a program does, or with `MILLPOND_LINKED` of the one linked
+/// into this program, so that a sanitizer, whose runtime is in the program, instruments its code.
 fn function<T: Copy>(name: &str) -> T {
     const { assert!(size_of::<T>() == size_of::<*const ()>(), "a pointer to a function") };
     if std::env::var_os("MILLPOND_LINKED").is_some() {
@@ -109,7 +112,7 @@ impl Door {
         match create(device, options.as_ptr(), &raw mut number) {
             OK => Ok(Door(number)),
             code => {
-                assert_eq!(number, 0, "a failure leaves no number");
+                assert_eq!(number, 0, "a failed call stores no number");
                 Err(code)
             }
         }
@@ -121,7 +124,7 @@ impl Door {
         match alloc(self.0, bytes, s.handle().cast(), &raw mut ptr) {
             OK => Ok(ptr),
             code => {
-                assert!(ptr.is_null() && !last().is_empty(), "a failure has words and no pointer");
+                assert!(ptr.is_null() && !last().is_empty(), "a failed call leaves a message and no pointer");
                 Err(code)
             }
         }
@@ -173,7 +176,7 @@ impl Door {
     fn held_back(self) -> u64 {
         let stats = self.stats();
         // The total comes last.
-        let (_, behind) = stats.rsplit_once("\"held_back\":").expect("it is told");
+        let (_, behind) = stats.rsplit_once("\"held_back\":").expect("the report has it");
         behind.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok()).expect("a number")
     }
     fn destroy(self) {
@@ -192,14 +195,14 @@ fn alone(test: &str, body: impl FnOnce(&Fake)) {
     alone_on(test, |whole| whole, body);
 }
 
-/// The same over what is made of the stand-in, the library's file, in the test's own process.
+/// The same, over the library file that `made` makes from the stand-in's before the child process starts.
 fn alone_on(test: &str, made: impl FnOnce(PathBuf) -> PathBuf, body: impl FnOnce(&Fake)) {
     const HERE: &str = "MILLPOND_ALONE";
     if std::env::var(HERE).is_ok_and(|t| t == test) {
-        body(&fake(When::Latest).expect("it was there a moment ago"));
+        body(&fake(When::Latest).expect("it was found before"));
     } else if fake(When::Latest).is_some() {
         let exe = std::env::current_exe().expect("a test has a path");
-        let driver = made(remote::path().expect("it was there a moment ago"));
+        let driver = made(remote::path().expect("it was found before"));
         let mut run = std::process::Command::new(exe);
         run.args(["--exact", test, "--nocapture"]).env(HERE, test).env("MILLPOND_FAKE_LIBCUDA", driver);
         let run = run.output().expect("it runs");
@@ -212,7 +215,7 @@ fn fake(when: When) -> Option<Fake> {
     remote::fake_or_skip(GIB, 2, when)
 }
 
-/// The program's own half: streams and kernels, by another copy of the backend.
+/// The program's own side: its streams and kernels, by a second copy of the backend.
 fn program() -> Cuda {
     Cuda::new(0).expect("the stand-in")
 }
@@ -240,7 +243,7 @@ fn bind(cuda: &Cuda) {
     assert_eq!(bind(cuda.context().cast()), 0);
 }
 
-/// A value that is no text is not the same as none. What the call itself says goes above it.
+/// A variable whose value is not valid UTF-8 is an error and not ignored. An option of the call takes precedence over it.
 #[cfg(unix)]
 #[test]
 fn a_variable_that_is_no_text_is_refused() {
@@ -251,7 +254,7 @@ fn a_variable_that_is_no_text_is_refused() {
             unsafe { std::env::set_var(name, std::ffi::OsStr::from_bytes(b"none\xFF")) };
             assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT), "{name}");
             assert!(last().contains(name) && last().contains("expected text in UTF-8"), "{}", last());
-            assert!(Door::on(0, option).is_ok(), "the call says it: {}", last());
+            assert!(Door::on(0, option).is_ok(), "the option takes precedence: {}", last());
             // SAFETY: as above.
             unsafe { std::env::remove_var(name) };
         }
@@ -288,7 +291,7 @@ fn wrong_pointers_are_codes_and_change_nothing() {
             assert_eq!(code, WRONG_ALLOCATOR);
         }
         assert_eq!(door.stats(), before);
-        // Null is nothing, as with free().
+        // Null is accepted and nothing is freed, as with free().
         assert_eq!(
             [door.free(null_mut()), door.free_on(null_mut(), &s), door.free_unknown(null_mut())],
             [OK; 3]
@@ -314,7 +317,7 @@ fn wrong_arguments_are_codes() {
         let create = function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_create");
         assert_eq!(create(0, null(), null_mut()), BAD_ARGUMENT);
         let door = Door::new("limit=64MiB, policy=footprint");
-        assert_eq!(door.try_alloc(0, &s), Ok(null_mut()), "no bytes are a null pointer");
+        assert_eq!(door.try_alloc(0, &s), Ok(null_mut()), "zero bytes give a null pointer");
         for bytes in [usize::MAX, usize::MAX - 511, 1 << 62] {
             assert_eq!(door.try_alloc(bytes, &s), Err(OUT_OF_MEMORY), "{}", last());
         }
@@ -325,11 +328,11 @@ fn wrong_arguments_are_codes() {
         assert_eq!(set(door.0, c"128MiB".as_ptr()), OK);
         let x = door.alloc(65 * MIB, &s);
         assert_eq!(door.free(x), OK);
-        for nobody in [0, 4000, u32::MAX] {
-            let nobody = Door(nobody);
-            assert_eq!(nobody.try_alloc(1, &s), Err(UNKNOWN_ALLOCATOR));
+        for unknown in [0, 4000, u32::MAX] {
+            let unknown = Door(unknown);
+            assert_eq!(unknown.try_alloc(1, &s), Err(UNKNOWN_ALLOCATOR));
             assert_eq!(
-                [nobody.free(x), nobody.trim(), nobody.one("millpond_destroy")],
+                [unknown.free(x), unknown.trim(), unknown.one("millpond_destroy")],
                 [UNKNOWN_ALLOCATOR; 3]
             );
         }
@@ -337,8 +340,9 @@ fn wrong_arguments_are_codes() {
     });
 }
 
-/// Another stream reads while the bytes are freed and written by their next owner: the oracle convicts unless the use was told.
-fn two_streams(fake: &Fake, tell: impl FnOnce(Door, *mut c_void, &GpuStream)) -> Option<String> {
+/// Another stream reads the bytes while `free` frees them and their next owner writes them: the oracle reports this unless the allocator
+/// knows of that use.
+fn two_streams(fake: &Fake, free: impl FnOnce(Door, *mut c_void, &GpuStream)) -> Option<String> {
     let cuda = program();
     let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new("limit=2MiB,growth=exact"));
     let x = door.alloc(2 * MIB, &s);
@@ -347,35 +351,35 @@ fn two_streams(fake: &Fake, tell: impl FnOnce(Door, *mut c_void, &GpuStream)) ->
     cuda.record(&event, &s).expect("recorded");
     cuda.wait(&t, &event).expect("queued");
     read(&cuda, &t, x, 2 * MIB);
-    tell(door, x, &t);
+    free(door, x, &t);
     let y = door.try_alloc(2 * MIB, &s).unwrap_or_else(|code| {
-        // t is not declared: its use is over for nobody before a call that names it, or what knows no user before the device is
-        // quiet.
+        // t is not declared permanent: its use is known to be complete only after a call that names t. Where the users are unknown, only a
+        // synchronise shows it.
         assert_eq!((code, door.try_alloc(1, &t)), (OUT_OF_MEMORY, Err(OUT_OF_MEMORY)));
         door.try_alloc(2 * MIB, &s).unwrap_or_else(|_| {
             assert_eq!(door.one("millpond_synchronize"), OK);
             door.alloc(2 * MIB, &s)
         })
     });
-    assert_eq!(y, x, "the same bytes, or nothing is shown");
+    assert_eq!(y, x, "without the same bytes the test shows nothing");
     write(&cuda, &s, y, 2 * MIB, 2);
     assert_eq!(door.free(y), OK);
     door.destroy();
     fake.verdict()
 }
 
-macro_rules! told {
-    ($($name:ident: $tell:expr;)*) => {$(
+macro_rules! known_uses {
+    ($($name:ident: $free:expr;)*) => {$(
         #[test]
         fn $name() {
-            alone(stringify!($name), |fake| assert_eq!(two_streams(fake, $tell), None));
+            alone(stringify!($name), |fake| assert_eq!(two_streams(fake, $free), None));
         }
     )*};
 }
-told! {
+known_uses! {
     a_recorded_use_is_respected: |door, x, t| assert_eq!([door.record_use(x, t), door.free(x)], [OK; 2]);
     a_free_on_another_stream_is_a_use: |door, x, t| assert_eq!(door.free_on(x, t), OK);
-    a_free_by_nobody_knows_whom_waits_for_everything: |door, x, _| assert_eq!(door.free_unknown(x), OK);
+    a_free_by_unknown_streams_waits_for_everything: |door, x, _| assert_eq!(door.free_unknown(x), OK);
     a_use_by_a_permanent_stream_is_respected: |door, x, t| {
         door.declare_permanent(t);
         assert_eq!([door.record_use(x, t), door.free(x)], [OK; 2]);
@@ -383,14 +387,14 @@ told! {
 }
 
 #[test]
-fn a_use_that_nobody_told_is_caught() {
-    alone("a_use_that_nobody_told_is_caught", |fake| {
+fn a_use_that_was_not_recorded_is_caught() {
+    alone("a_use_that_was_not_recorded_is_caught", |fake| {
         let verdict = two_streams(fake, |door, x, _| assert_eq!(door.free(x), OK));
-        assert!(verdict.is_some(), "the oracle is content, so the tests beside this one show nothing");
+        assert!(verdict.is_some(), "the oracle misses an unrecorded use, so the tests above show nothing");
     });
 }
 
-/// A stream ends with work pending, its handle is the next one's, and its memory serves others: in order.
+/// A stream ends with work pending, the next stream gets its handle, and others get its memory, in stream order.
 #[test]
 fn streams_that_end_unannounced_are_followed() {
     alone("streams_that_end_unannounced_are_followed", |fake| {
@@ -428,7 +432,7 @@ fn streams_that_end_unannounced_are_followed() {
         handles.dedup();
         assert!(
             handles.len() < made / 2,
-            "handles come back, or this test shows nothing: {} of {made}",
+            "too few handles were reused for the test to show anything: {} of {made}",
             handles.len()
         );
         drop(keeper);
@@ -437,12 +441,12 @@ fn streams_that_end_unannounced_are_followed() {
     });
 }
 
-/// What a pair asks of the driver: of a permanent stream whether it captures, of another one who it is, too, and again at a
-/// free that names it, which marks it and asks once more whether it captures. Nothing else, if the thread has a context; the
-/// stand-in is asked once more, with a context, by a thread without.
+/// The driver calls of an allocation and its free. For a permanent stream: whether it captures. For another stream also its id, and both
+/// again at a free that names it, which records a marker and checks once more whether it captures. No other call is made if the thread
+/// has a current context; if it has none, the check is made a second time with a context bound.
 #[test]
-fn a_hit_asks_who_the_stream_is_and_nothing_else() {
-    alone("a_hit_asks_who_the_stream_is_and_nothing_else", |fake| {
+fn a_hit_queries_the_streams_id_and_nothing_else() {
+    alone("a_hit_queries_the_streams_id_and_nothing_else", |fake| {
         let cuda = program();
         let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new(""));
         door.declare_permanent(&s);
@@ -459,7 +463,7 @@ fn a_hit_asks_who_the_stream_is_and_nothing_else() {
             let after = count();
             [0, 1, 2].map(|n| after[n] - before[n])
         };
-        // This thread's current context is none, which the stand-in refuses: asked, bound, asked, and put back.
+        // This thread has no current context, so the stand-in refuses the check: it is repeated with a context bound, which is then unbound.
         let [asked, ids, _] = counted(&s);
         assert_eq!([asked, ids], [200, 0], "a permanent stream, from a thread without a context");
         bind(&cuda);
@@ -475,7 +479,7 @@ fn a_hit_asks_who_the_stream_is_and_nothing_else() {
         let [asked, ids, all] = counted(&t);
         assert_eq!([asked, ids], [300, 200], "a stream that may end, named at the free");
         assert_eq!(fake.calls("cuEventRecord") - recorded, 103);
-        assert!(all <= 1000, "with the markers' upkeep: {all}");
+        assert!(all <= 1000, "including what the markers need: {all}");
         door.destroy();
     });
 }
@@ -497,7 +501,7 @@ fn a_capturing_stream_is_refused_and_its_capture_lives() {
         assert_eq!(door.try_alloc(MIB, &s), Err(CAPTURING), "{}", last());
         assert_eq!(door.record_use(x, &s), CAPTURING);
         let mut graph = null_mut();
-        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture was not harmed");
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture lives");
         assert!(!graph.is_null());
         assert_eq!(door.free(x), OK);
         door.destroy();
@@ -513,7 +517,7 @@ fn function_of_driver<T>(name: &str) -> Symbol<'static, T> {
     unsafe { DRIVER.get(name.as_bytes()) }.unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Many threads, each with a stream, freeing each other's blocks; and two that free one pointer.
+/// Many threads, each with a stream, free each other's blocks, and some pointers twice.
 #[test]
 fn threads_free_each_others_blocks_once() {
     alone("threads_free_each_others_blocks_once", |fake| {
@@ -522,7 +526,7 @@ fn threads_free_each_others_blocks_once() {
         let door = Door::new("");
         let (send, receive) = std::sync::mpsc::channel::<usize>();
         let receive = std::sync::Mutex::new(receive);
-        // Of an allocator that allocates nothing meanwhile, so that no thread can be given what was freed.
+        // These belong to an allocator that allocates nothing meanwhile, so that no thread gets a freed address again.
         let other = Door::new("");
         let s = stream(&cuda);
         let dead: Vec<usize> = (0..4 * 19).map(|_| other.alloc(512, &s).addr()).collect();
@@ -542,7 +546,7 @@ fn threads_free_each_others_blocks_once() {
                             assert_eq!(
                                 codes,
                                 [OK, UNKNOWN_POINTER, UNKNOWN_POINTER],
-                                "the same pointer again"
+                                "a second free of the same pointer"
                             );
                         }
                     }
@@ -557,7 +561,7 @@ fn threads_free_each_others_blocks_once() {
     });
 }
 
-/// A pointer or a stream of one device, named to the other's allocator: a code, and nothing is changed.
+/// A pointer or a stream of one device, passed to the other device's allocator: an error code, and nothing changes.
 #[test]
 fn devices_are_not_mixed_up() {
     alone("devices_are_not_mixed_up", |fake| {
@@ -568,11 +572,11 @@ fn devices_are_not_mixed_up() {
         for d in [0, 1] {
             write(&cudas[d], &streams[d], blocks[d], MIB, 1);
         }
-        assert_ne!(blocks[0], blocks[1], "one space of addresses");
-        // All but the questions that were put to the driver.
-        let told =
+        assert_ne!(blocks[0], blocks[1], "both devices share one address space");
+        // The report without the counts of driver calls.
+        let report =
             || doors.map(|d| d.stats().split_once("\"growths\"").expect("it follows the calls").1.to_owned());
-        let before = told();
+        let before = report();
         for (here, there) in [(0, 1), (1, 0)] {
             let (door, x, s) = (doors[here], blocks[there], &streams[here]);
             for code in [door.free(x), door.free_on(x, s), door.free_unknown(x), door.record_use(x, s)] {
@@ -585,7 +589,7 @@ fn devices_are_not_mixed_up() {
             assert_eq!(door.try_alloc(MIB, foreign), Err(WRONG_ALLOCATOR));
             let declare = function::<Two>("millpond_declare_permanent");
             assert_eq!(declare(door.0, foreign.handle().cast()), WRONG_ALLOCATOR);
-            assert_eq!(told(), before);
+            assert_eq!(report(), before);
         }
         for d in [0, 1] {
             assert_eq!(doors[d].free(blocks[d]), OK);
@@ -595,7 +599,7 @@ fn devices_are_not_mixed_up() {
     });
 }
 
-/// A tensor that another device's stream uses, which `PyTorch` says before that work is queued.
+/// A tensor is used by another device's stream, and `PyTorch` records that before it queues the work.
 #[test]
 fn the_pair_follows_another_devices_stream() {
     alone("the_pair_follows_another_devices_stream", |fake| {
@@ -604,7 +608,7 @@ fn the_pair_follows_another_devices_stream() {
         );
         let free = function::<extern "C" fn(*mut c_void, usize, c_int, *mut c_void)>("millpond_torch_free");
         let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
-        let untold = function::<extern "C" fn() -> u64>("millpond_torch_untold");
+        let unreported = function::<extern "C" fn() -> u64>("millpond_torch_untold");
         let of =
             function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_torch_allocator");
         let door = |d| {
@@ -614,18 +618,18 @@ fn the_pair_follows_another_devices_stream() {
         };
         let cudas = [0, 1].map(|d| Cuda::new(d).expect("two devices"));
         let (s, t) = (stream(&cudas[0]), stream(&cudas[1]));
-        // Where PyTorch has no allocator: counted, and behind everything of its own device.
+        // PyTorch has no allocator on that device yet: the use is counted as failed, and the free comes after everything on its own device.
         let here = door(0);
         here.declare_permanent(&s);
         let x = alloc(2 * MIB, 0, s.handle().cast());
         record(x, t.handle().cast());
         free(x, 2 * MIB, 0, s.handle().cast());
-        assert_eq!((untold(), here.held_back()), (1, 2 * MIB as u64));
+        assert_eq!((unreported(), here.held_back()), (1, 2 * MIB as u64));
         assert_eq!(here.one("millpond_synchronize"), OK);
         door(1).declare_permanent(&t);
-        let used = |told: bool, plain: bool| {
+        let used = |recorded: bool, plain: bool| {
             let x = alloc(2 * MIB, 0, s.handle().cast());
-            if told {
+            if recorded {
                 record(x, t.handle().cast());
             }
             let event = cudas[0].create_event().expect("an event");
@@ -638,19 +642,22 @@ fn the_pair_follows_another_devices_stream() {
                 free(x, 2 * MIB, 0, s.handle().cast());
             }
             let y = alloc(2 * MIB, 0, s.handle().cast());
-            assert_eq!(y, x, "the same bytes, or nothing is shown");
+            assert_eq!(y, x, "without the same bytes the test shows nothing");
             write(&cudas[0], &s, y, 2 * MIB, 2);
             free(y, 2 * MIB, 0, s.handle().cast());
             fake.verdict()
         };
         assert_eq!(used(true, false), None);
         assert_eq!(used(true, true), None, "freed by millpond_free");
-        assert_eq!(untold(), 1);
-        assert!(used(false, false).is_some(), "a use that nobody told is caught, or the rest shows nothing");
+        assert_eq!(unreported(), 1);
+        assert!(
+            used(false, false).is_some(),
+            "an unrecorded use must be reported, or the rest shows nothing"
+        );
     });
 }
 
-/// `PyTorch`'s functions with two devices: each has its own allocator, and what is mixed up is counted and changes nothing.
+/// `PyTorch`'s functions with two devices: each has its own allocator, and a call that mixes them up is counted and changes nothing.
 #[test]
 fn the_pair_keeps_two_devices_apart() {
     alone("the_pair_keeps_two_devices_apart", |fake| {
@@ -659,7 +666,7 @@ fn the_pair_keeps_two_devices_apart() {
         );
         let free = function::<extern "C" fn(*mut c_void, usize, c_int, *mut c_void)>("millpond_torch_free");
         let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
-        let untold = function::<extern "C" fn() -> u64>("millpond_torch_untold");
+        let unreported = function::<extern "C" fn() -> u64>("millpond_torch_untold");
         let of =
             function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_torch_allocator");
         let doors = [0, 1].map(|d| {
@@ -679,18 +686,18 @@ fn the_pair_keeps_two_devices_apart() {
         free(x, MIB, 1, native(1));
         free(y, MIB, 0, native(0));
         assert_eq!(
-            (untold(), doors[0].stat("live"), doors[1].stat("live")),
+            (unreported(), doors[0].stat("live"), doors[1].stat("live")),
             (2, 1, 1),
-            "the other's pointer"
+            "a pointer of the other device"
         );
         record(x, native(1));
-        assert_eq!(untold(), 2, "the other's stream is followed there");
-        // A free may not be lost for a stream's sake: behind everything.
+        assert_eq!(unreported(), 2, "the other device's stream is found there");
+        // A free that names a stream of the wrong device is not lost: the memory is freed after all work on its own device.
         free(x, MIB, 0, native(1));
         free(y, MIB, 1, native(1));
-        assert_eq!((untold(), doors[0].stat("live"), doors[1].stat("live")), (2, 0, 0));
-        // The other's streams cannot be asked for what they hold while they capture: the memory is not freed until they can be, and the use on one
-        // that captures not is not forgotten meanwhile. It was freed behind what its own device held, and had while it was read.
+        assert_eq!((unreported(), doors[0].stat("live"), doors[1].stat("live")), (2, 0, 0));
+        // A stream of the other device cannot be marked while it captures: the memory is not freed until it can be, and the use on the stream that
+        // does not capture is not forgotten meanwhile. An earlier version freed it behind its own device's work alone, so it was reused while read.
         let more = [stream(&cudas[1]), stream(&cudas[1])];
         let [other, third] = [0, 1].map(|n| more[n].handle().cast::<c_void>());
         for recorded_in_capture in [false, true] {
@@ -703,18 +710,22 @@ fn the_pair_keeps_two_devices_apart() {
             if !recorded_in_capture {
                 captures::begin(&more[0]);
             }
-            let before = untold();
+            let before = unreported();
             free(z, MIB, 0, native(0));
-            assert_eq!((untold(), doors[0].stat("live")), (before + 1, 1), "told, and not freed");
+            assert_eq!((unreported(), doors[0].stat("live")), (before + 1, 1), "counted, and not freed");
             free(z, MIB, 0, native(0));
-            assert_eq!((untold(), doors[0].stat("live")), (before + 2, 1), "a second free of it");
+            assert_eq!((unreported(), doors[0].stat("live")), (before + 2, 1), "a second free of it");
             assert_eq!([doors[0].free(z), doors[0].free_unknown(z)], [UNKNOWN_POINTER; 2], "by any function");
             assert!(captures::end(&more[0]), "the capture lives");
             let w = alloc(MIB, 0, native(0));
             free(w, MIB, 0, native(0));
-            assert_eq!((untold(), doors[0].stat("live")), (before + 2, 0), "the next free makes it");
+            assert_eq!(
+                (unreported(), doors[0].stat("live")),
+                (before + 2, 0),
+                "the next free carries it out"
+            );
         }
-        // Nor does any other function free it meanwhile: it is refused, and changes nothing.
+        // No other function frees it meanwhile: the call is refused and changes nothing.
         let z = alloc(MIB, 0, native(0));
         record(z, other);
         captures::begin(&more[0]);
@@ -724,7 +735,7 @@ fn the_pair_keeps_two_devices_apart() {
         assert_eq!((doors[0].free(z), doors[0].stat("live")), (OK, 0));
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
         assert_eq!(doors.map(|d| d.stat("reserved")), [0, 0]);
-        // The stream of its own by which an allocator waits for others goes with it.
+        // The internal stream with which an allocator waits for other devices' streams is destroyed with it.
         let there_are = || fake.leaks().unwrap_or_default().matches("SimStream").count();
         let before = there_are();
         doors[0].destroy();
@@ -739,13 +750,13 @@ fn a_stream_that_was_declared_permanent_and_ended_is_found_out() {
         let declare =
             |s: &GpuStream| function::<Two>("millpond_declare_permanent")(door.0, s.handle().cast());
         let s = stream(&cuda);
-        assert_eq!([declare(&s), declare(&s)], [OK, OK], "said twice");
+        assert_eq!([declare(&s), declare(&s)], [OK, OK], "declared twice");
         let handle = s.handle();
         drop(s);
         let mut others = Vec::new();
         while others.last().is_none_or(|s: &GpuStream| s.handle() != handle) {
             others.push(stream(&cuda));
-            assert!(others.len() < 100, "handles come back");
+            assert!(others.len() < 100, "the handle is not reused");
         }
         assert_eq!(declare(others.last().expect("one has it")), BAD_ARGUMENT);
         assert!(last().contains("another one has its handle"), "{}", last());
@@ -753,7 +764,7 @@ fn a_stream_that_was_declared_permanent_and_ended_is_found_out() {
     });
 }
 
-/// More permanent streams than there are places for: the rest is found like any other.
+/// More permanent streams than the table of their handles has places: the others are found in the ordinary way.
 #[test]
 fn permanent_streams_may_be_many() {
     alone("permanent_streams_may_be_many", |fake| {
@@ -775,7 +786,7 @@ fn permanent_streams_may_be_many() {
     });
 }
 
-/// Pinned memory that a copy still reads when it is freed serves nobody else until the copy is done.
+/// Pinned memory that a copy still reads when it is freed is not handed out again until the copy is complete.
 #[test]
 fn pinned_memory_comes_back_when_its_copies_are_done() {
     alone("pinned_memory_comes_back_when_its_copies_are_done", |fake| {
@@ -803,14 +814,14 @@ fn pinned_memory_comes_back_when_its_copies_are_done() {
         send(x);
         assert_eq!(free("millpond_free_pinned_unknown", x), OK);
         let y = pinned(MIB);
-        assert_ne!(y, x, "freed by nobody knows whom");
+        assert_ne!(y, x, "freed with unknown users");
         send(y);
         assert_eq!(record(door.0, y, s.handle().cast()), OK);
         assert_eq!(free("millpond_free_pinned", y), OK);
         let z = pinned(MIB);
         assert!(z != x && z != y, "freed behind a recorded use");
         assert_eq!(free("millpond_free_pinned", z), OK);
-        assert_eq!(pinned(MIB), z, "nobody uses it");
+        assert_eq!(pinned(MIB), z, "no use is pending");
         for wrong in [x, y, z.wrapping_byte_add(512), target] {
             assert_eq!(free("millpond_free_pinned", wrong), UNKNOWN_POINTER);
             assert_eq!(free("millpond_free_pinned_unknown", wrong), UNKNOWN_POINTER);
@@ -821,14 +832,18 @@ fn pinned_memory_comes_back_when_its_copies_are_done() {
             [OK, UNKNOWN_POINTER]
         );
         assert_eq!(door.one("millpond_synchronize"), OK);
-        // Another allocator's is that, to whoever is asked, as with memory of the device.
+        // Pinned memory of another allocator gets that code from every function, as device memory does.
         let other = Door::new("");
         let theirs = |name: &str, door: Door, ptr| function::<Two>(name)(door.0, ptr);
         let live = pinned(512);
         for name in ["millpond_free_pinned", "millpond_free_pinned_unknown"] {
             assert_eq!(theirs(name, other, live), WRONG_ALLOCATOR, "{}", last());
             assert!(last().contains("pinned memory of allocator"), "{}", last());
-            assert_eq!(theirs(name, other, live.wrapping_byte_add(512)), UNKNOWN_POINTER, "it is nobody's");
+            assert_eq!(
+                theirs(name, other, live.wrapping_byte_add(512)),
+                UNKNOWN_POINTER,
+                "no allocator has it"
+            );
         }
         assert_eq!(record(other.0, live, s.handle().cast()), WRONG_ALLOCATOR, "{}", last());
         other.destroy();
@@ -859,7 +874,11 @@ fn after_the_end_what_is_alive_can_be_freed() {
             [door.one("millpond_destroy"), door.one("millpond_release"), door.record_use(x, &s)],
             [UNKNOWN_ALLOCATOR; 3]
         );
-        assert_eq!([door.trim(), door.one("millpond_synchronize")], [OK; 2], "they settle what is owed");
+        assert_eq!(
+            [door.trim(), door.one("millpond_synchronize")],
+            [OK; 2],
+            "an ended allocator accepts both"
+        );
         assert_eq!(door.stat("live"), 1);
         assert_eq!(door.free(x), OK);
         assert_eq!(door.stat("live"), 0);
@@ -869,7 +888,7 @@ fn after_the_end_what_is_alive_can_be_freed() {
 
 const DRIVER: c_int = 8;
 
-/// A create that fails says nothing to other allocators: not that other code captures, which would hold their memory back.
+/// A create that fails changes no other allocator: they do not expect captures by other code, which would hold their memory back.
 #[test]
 fn a_failed_create_changes_no_other_allocator() {
     alone("a_failed_create_changes_no_other_allocator", |fake| {
@@ -877,8 +896,8 @@ fn a_failed_create_changes_no_other_allocator() {
         let cuda = program();
         let (s, door) = (stream(&cuda), Door::new("captures=none"));
         assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
-        assert_eq!(door.held_back(), 0, "nobody captures");
-        // Early in a create, and the last of it that can fail.
+        assert_eq!(door.held_back(), 0, "no captures are expected");
+        // An early driver call of a create, and the last one that can fail.
         for call in ["cuDevicePrimaryCtxRetain", "cuMemGetInfo_v2"] {
             fake.fail_next(call, 1, 999);
             let made = Door::on(0, "captures=expected");
@@ -889,12 +908,12 @@ fn a_failed_create_changes_no_other_allocator() {
         }
         Door::new("captures=expected");
         assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
-        assert!(door.held_back() >= MIB as u64, "somebody captures now: {}", door.stats());
+        assert!(door.held_back() >= MIB as u64, "captures are expected now: {}", door.stats());
         assert_eq!(fake.verdict(), None);
     });
 }
 
-/// What ends an allocator may fail, and then it has ended nothing: each of its driver calls in turn.
+/// A destroy may fail, and then the allocator has not ended: each of its driver calls fails in turn.
 #[test]
 fn a_failed_destroy_destroys_nothing() {
     alone("a_failed_destroy_destroys_nothing", |fake| {
@@ -914,14 +933,14 @@ fn a_failed_destroy_destroys_nothing() {
             if code != OK {
                 failed += 1;
                 assert_eq!((code, door.stat("live")), (DRIVER, 1), "call {nth}: {}", last());
-                assert_eq!(door.free(door.alloc(MIB, &s)), OK, "call {nth}: it is as open as before");
+                assert_eq!(door.free(door.alloc(MIB, &s)), OK, "call {nth}: the allocator still works");
                 door.destroy();
             }
             assert_eq!(door.one("millpond_destroy"), UNKNOWN_ALLOCATOR);
             assert_eq!(door.free_on(kept, &s), OK);
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };
-            // What a call that failed without harm to the end has left.
+            // What is left by a driver call that failed without failing the destroy.
             let other = (nth % 2 == 0).then(|| Door::new(""));
             assert!(other.is_some() || door.trim() == OK);
             assert_eq!((door.stat("reserved"), fake.verdict()), (0, None), "call {nth}");
@@ -936,7 +955,7 @@ fn a_failed_destroy_destroys_nothing() {
     });
 }
 
-/// What is freed behind the end with work pending goes back later, by whatever call may wait; no such free says that it failed.
+/// Memory that is freed after the end with work pending goes back in a later call that may wait; no such free returns an error.
 #[test]
 fn what_is_freed_after_the_end_goes_back() {
     alone("what_is_freed_after_the_end_goes_back", |fake| {
@@ -957,7 +976,7 @@ fn what_is_freed_after_the_end_goes_back() {
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };
             assert_eq!(other.trim(), OK);
-            assert!(door.held_back() > 0, "nobody has marked s since");
+            assert!(door.held_back() > 0, "s was not marked since");
             assert_eq!(other.one("millpond_synchronize"), OK);
             assert_eq!((door.stat("reserved"), door.held_back()), (0, 0), "call {nth}");
         }
@@ -966,7 +985,7 @@ fn what_is_freed_after_the_end_goes_back() {
     });
 }
 
-/// The functions that `PyTorch` takes, on the second device, so that no other test has made its allocator.
+/// The functions that `PyTorch` calls, on the second device, where no other test has created its allocator.
 #[test]
 fn the_pair_for_pytorch() {
     alone("the_pair_for_pytorch", |fake| {
@@ -976,7 +995,11 @@ fn the_pair_for_pytorch() {
             function::<extern "C" fn(c_int, *const c_char, *mut u32) -> c_int>("millpond_torch_allocator");
         let mut number = 0;
         assert_eq!(of(1, c"limit=4MiB,growth=exact".as_ptr(), &raw mut number), OK, "{}", last());
-        assert_eq!(of(1, c"limit=9MiB".as_ptr(), &raw mut number), BAD_ARGUMENT, "it is there already");
+        assert_eq!(
+            of(1, c"limit=9MiB".as_ptr(), &raw mut number),
+            BAD_ARGUMENT,
+            "the allocator exists already"
+        );
         let mut again = 0;
         assert_eq!((of(1, null(), &raw mut again), again), (OK, number));
         assert_eq!(of(-1, null(), &raw mut again), BAD_ARGUMENT);
@@ -986,14 +1009,14 @@ fn the_pair_for_pytorch() {
         );
         let free = function::<extern "C" fn(*mut c_void, usize, c_int, *mut c_void)>("millpond_torch_free");
         let record = function::<extern "C" fn(*mut c_void, *mut c_void)>("millpond_torch_record_stream");
-        let untold = function::<extern "C" fn() -> u64>("millpond_torch_untold");
+        let unreported = function::<extern "C" fn() -> u64>("millpond_torch_untold");
         let base = function::<extern "C" fn(*mut c_void, *mut usize) -> *mut c_void>("millpond_torch_base");
         let native = |s: &GpuStream| s.handle().cast::<c_void>();
-        // As the package does with all that PyTorch has.
+        // As the package `millpond_torch` does with all streams of PyTorch.
         for stream in [&s, &t] {
             Door(number).declare_permanent(stream);
         }
-        let begin = untold();
+        let begin = unreported();
         assert!(alloc(0, 1, native(&s)).is_null());
         let x = alloc(4 * MIB, 1, native(&s));
         write(&cuda, &s, x, 4 * MIB, 1);
@@ -1009,10 +1032,10 @@ fn the_pair_for_pytorch() {
         assert_eq!(y, x);
         write(&cuda, &s, y, 4 * MIB, 2);
         free(y, 4 * MIB, 1, native(&s));
-        assert_eq!(untold(), begin);
+        assert_eq!(unreported(), begin);
         free(y, 4 * MIB, 1, native(&s));
         record(y, native(&t));
-        assert_eq!(untold(), begin + 2, "what nobody can be told is counted");
+        assert_eq!(unreported(), begin + 2, "failures that no call returns are counted");
         function::<extern "C" fn()>("millpond_torch_empty_cache")();
         assert_eq!(Door(number).stat("reserved"), 0, "{}", Door(number).stats());
         assert_eq!(fake.verdict(), None);

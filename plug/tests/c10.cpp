@@ -1,4 +1,4 @@
-// A library with the names and symbols that PyTorch's has for its exceptions: not its code, only what the linker sees.
+// A library with the names and symbols of PyTorch's exceptions: not PyTorch's code, only what the linker sees.
 #include "c10.hpp"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// The classes that PyTorch has for its exceptions, as its headers declare them to whoever links or catches them; not its code.
+// The classes of PyTorch's exceptions, as its headers declare them for programs that link or catch them; not PyTorch's code.
 #pragma once
 
 #include <exception>

@@ -1,10 +1,10 @@
-/* Threads that call the library all the time, for programs that end or fork beside them. Whoever includes this has said what is its own:
+/* Threads that call the library all the time, for programs that end or fork meanwhile. A program that includes this defines:
  *
  *   BEGINS          what a thread does first
- *   GOES_WELL(call) a call that answers 0
+ *   GOES_WELL(call) a call that has to return 0
  *   STREAM(i)       the handle on which the ith block is allocated
  *   USES(block, i)  what is done with it, or nothing
- *   EVERY           between so many of them it trims: what goes back to the device is made anew, so that the driver is called, too */
+ *   EVERY           after how many blocks a thread trims: then memory is allocated from the device again, so that the driver is called, too */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -30,7 +30,7 @@ static void *churn(void *number) {
   return NULL;
 }
 
-/* All threads are in the middle of it: each has come round again. */
+/* Waits until every thread is in its loop. */
 static void until_they_run(void) {
   for (int i = 0; i < THREADS; i++) {
     unsigned long before = atomic_load(&calls[i]);

@@ -12,7 +12,7 @@
       exit(1);                                                                                \
     }                                                                                         \
   } while (0)
-/* A child of a moment between two driver calls would not show that it made one: of so many, some are of a moment inside. */
+/* A child that is forked between two driver calls would not show that it makes one: of this many children, some are forked inside a call. */
 #define FORKS 40
 
 #define BEGINS (void)0
@@ -27,7 +27,7 @@ static void fork_beside_calls(void *block, void *pinned) {
     until_they_run();
     pid_t child = fork();
     if (child == 0) {
-      /* The driver's own lock may be held by a thread that is not here: a child that calls the driver waits for ever. */
+      /* The driver's own lock may be held by a thread that the child does not have: a child that calls the driver would wait for ever. */
       alarm(60);
       every_call_is_refused(pool, block, pinned);
       exit(0);
@@ -36,7 +36,7 @@ static void fork_beside_calls(void *block, void *pinned) {
     EXPECT(child > 0 && waitpid(child, &status, 0) == child);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       fprintf(stderr, "child %d of %d ended with status %#x%s\n", i, FORKS, (unsigned)status,
-              WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? ": it waits for a lock that nobody has" : "");
+              WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? ": it waits for a lock that no thread releases" : "");
       _exit(1);
     }
   }
@@ -53,7 +53,7 @@ int main(int count, char **words) {
   until_they_run();
   if (strcmp(words[1], "exit") == 0) exit(7);
   fork_beside_calls(block, pinned);
-  /* The parent goes on, and ends well. */
+  /* The parent continues and ends without an error. */
   end_threads(threads);
   EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_OK && millpond_free_pinned(pool, pinned) == MILLPOND_STATUS_OK);
   EXPECT(millpond_destroy(pool) == MILLPOND_STATUS_OK);

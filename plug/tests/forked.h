@@ -1,4 +1,5 @@
-/* Every function of the header in a forked child: each says so, and none calls the driver. A test compares this list with the header. */
+/* Every function of the header in a forked child: each returns that it was forked, and none calls the driver. A test compares this list with the
+ * header. */
 #include "millpond.h"
 
 #include <dlfcn.h>
@@ -7,12 +8,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The child ends here and now: what it would run at its exit is another matter. */
+/* The child ends at once, without running what is registered for its exit. */
 #define REFUSED(call)                                                                              \
   do {                                                                                             \
     millpond_status status = (call);                                                               \
     if (status != MILLPOND_STATUS_FORKED || strstr(millpond_last_error(), "forked") == NULL) {     \
-      fprintf(stderr, "%s:%d: %s answers %d: %s\n", __FILE__, __LINE__, #call, (int)status, millpond_last_error()); \
+      fprintf(stderr, "%s:%d: %s returns %d: %s\n", __FILE__, __LINE__, #call, (int)status, millpond_last_error()); \
       _exit(1);                                                                                    \
     }                                                                                              \
   } while (0)
@@ -46,14 +47,14 @@ static void every_call_is_refused(millpond_allocator pool, void *block, void *pi
   REFUSED(millpond_destroy(pool));
   REFUSED(millpond_torch_allocator(0, NULL, &other));
   REFUSED(millpond_torch_allocator(0, "policy=footprint", &other));
-  /* Those that have no code say it to a counter. */
-  uint64_t untold = millpond_torch_untold();
+  /* Functions without a code count the failure. */
+  uint64_t unreported = millpond_torch_untold();
   millpond_torch_free(block, 512, 0, NULL);
   millpond_torch_record_stream(block, streams[1]);
   millpond_torch_memory_fraction(0.5, 0);
-  if (millpond_torch_untold() != untold + 3 || millpond_torch_base(block, &bytes) != NULL) _exit(2);
+  if (millpond_torch_untold() != unreported + 3 || millpond_torch_base(block, &bytes) != NULL) _exit(2);
   millpond_torch_empty_cache();
-  /* Where there is C++ it throws, and this program has nothing to catch that with. */
+  /* If C++'s library is loaded the allocation throws, and this program cannot catch that. */
   if (dlopen("libstdc++.so.6", RTLD_NOLOAD | RTLD_LAZY) == NULL && millpond_torch_alloc(512, 0, NULL) != NULL) _exit(3);
   if (more != NULL || bytes != 0 || strlen(millpond_version()) == 0) _exit(4);
 }

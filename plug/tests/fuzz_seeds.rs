@@ -1,5 +1,5 @@
-//! The fuzz target `c_abi` over its committed seeds, and over programs of a little generator, with no fuzzer: hostile calls of
-//! the C interface against a model of what each must answer. Linked, not opened: so a sanitizer sees inside.
+//! The fuzz target `c_abi` over its committed seeds, and over programs of a small generator, without a fuzzer: hostile calls of
+//! the C interface against a model of what each must return. The library is linked into this program, so that a sanitizer sees its code.
 
 #![allow(dead_code, unreachable_pub, reason = "the body is a library of the fuzz package too")]
 
@@ -9,7 +9,7 @@ mod c_abi;
 use std::io::Write;
 use std::path::Path;
 
-/// One test, because the driver is one a process and the allocators of the body last as long as it.
+/// A single test, because a process has one driver, and the target's allocators last as long as the process.
 #[test]
 fn hostile_calls_answer_as_the_model_says() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/c_abi");
@@ -18,7 +18,7 @@ fn hostile_calls_answer_as_the_model_says() {
     seeds.sort();
     assert!(seeds.len() >= 3, "{} seeds in {}", seeds.len(), folder.display());
     for seed in seeds {
-        // Shown when the run below panics.
+        // Printed if the run below panics.
         println!("seed {}", seed.display());
         if !c_abi::run(&std::fs::read(&seed).expect("it is there")) {
             // Past the test harness, which hides what a passing test prints.

@@ -1,4 +1,4 @@
-/* Threads whose memory is freed by the destructor of a pthread key: that runs behind the thread's own values of C++ and Rust, the
+/* Threads whose memory is freed by the destructor of a pthread key. It runs after the destructors of the thread-local values of C++ and Rust, the
  * library's list of the thread's streams among them. */
 #include "millpond.h"
 
@@ -20,20 +20,20 @@
 #define DRIVER(name, result, ...) ((result(*)(__VA_ARGS__))(size_t)dlsym(driver, #name))
 
 static millpond_allocator pool;
-/* Made before any thread had a stream of its own, and after one had: destructors of keys run in the order in which the keys were made, so that the
- * later one's runs behind those of the library's own keys. */
+/* `early` is made before the library has made its own keys, `later` after that: destructors of keys run in the order in which the keys were
+ * made, so that the later one's runs after those of the library. */
 static pthread_key_t early, later;
 static pthread_key_t *key = &early;
 static void *driver;
 static int captures, is_first;
 
-/* How many bytes, by the name of their first field. */
+/* The first field of this name in the report, in bytes. */
 static long field(const char *name) {
   static char text[1 << 18];
   char quoted[64];
   EXPECT(millpond_stats_json(pool, text, sizeof text, NULL) == MILLPOND_STATUS_OK);
   snprintf(quoted, sizeof quoted, "\"%s\":", name);
-  /* Pools have figures of the same names: the allocator's own come behind "releases", since the names are sorted. */
+  /* Pools have figures of the same names: the allocator's own come after "releases", because the names are sorted. */
   const char *from = strncmp(name, "reserved", 8) == 0 ? strstr(text, "\"releases\":") : text;
   EXPECT(from != NULL);
   const char *at = strstr(from, quoted);
@@ -61,7 +61,7 @@ static void late(void *block) {
     return;
   }
   EXPECT(DRIVER(cuMemsetD8Async, int, size_t, unsigned char, size_t, void *)((size_t)block, 2, 4096, OWN) == 0);
-  /* The stream is there still, to be allocated on. */
+  /* The stream still exists, so memory can be allocated on it. */
   if (!captures) EXPECT(millpond_alloc(pool, 4096, OWN, &another) == MILLPOND_STATUS_OK);
   EXPECT(millpond_free(pool, another) == MILLPOND_STATUS_OK);
   EXPECT(millpond_free(pool, block) == MILLPOND_STATUS_OK);
@@ -89,7 +89,7 @@ static void on_a_thread(void) {
 }
 
 int main(void) {
-  /* A device that does at once what it is given: what is held is held by nobody. */
+  /* The device runs work at once, so reserved memory has no pending use. */
   EXPECT(setenv("MILLPOND_FAKE_SCHEDULE", "earliest", 1) == 0);
   driver = dlopen(getenv("MILLPOND_LIBCUDA"), RTLD_NOW);
   EXPECT(driver != NULL);
@@ -101,8 +101,8 @@ int main(void) {
   for (int i = 0; i < 64; i++) on_a_thread();
   EXPECT(held_back() == 0);
   EXPECT(field("reserved") <= 2 << 20);
-  /* Whose first call of all is made there is heard of no more, which the header excepts: what it freed is held back until a
-   * synchronise. */
+  /* The library does not notice the end of a thread whose very first call is made there, as the header says: what the thread freed is held back
+   * until a synchronise. */
   is_first = 1;
   for (long i = 0, held = 0; i < 16; i++, held = held_back()) {
     on_a_thread();
@@ -111,7 +111,7 @@ int main(void) {
   EXPECT(millpond_synchronize(pool) == MILLPOND_STATUS_OK && held_back() == 0);
   EXPECT(millpond_trim(pool, NULL) == MILLPOND_STATUS_OK && field("reserved") == 0);
   is_first = 0;
-  /* While the stream captures nobody asks it anything: the free is held back until a synchronise. */
+  /* A stream that captures is not queried: the memory is held back until a synchronise. */
   captures = 1;
   on_a_thread();
   EXPECT(held_back() > 0);

@@ -1,4 +1,4 @@
-// A C++ program without PyTorch: the pair's allocation throws what the standard has for it.
+// A C++ program without PyTorch: a failed allocation by PyTorch's function throws a standard exception.
 #include "millpond.h"
 
 #include <cstdio>

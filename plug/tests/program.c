@@ -1,4 +1,4 @@
-/* What a C program does with the header: every function once, and every mistake once. */
+/* A C program that uses the header: every function once, and every mistake once. */
 #include "forked.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ static void *churn(void *unused) {
   return NULL;
 }
 
-/* A call that cannot give its result has done nothing. */
+/* A call without a place for its result does nothing. */
 static void no_place_for_the_result(void) {
   void *begin = &begin, *block = NULL;
   size_t bytes = 99;
@@ -53,18 +53,18 @@ static void no_place_for_the_result(void) {
   EXPECT(millpond_destroy(torch) == MILLPOND_STATUS_OK);
 }
 
-/* How many calls the driver has had. */
+/* How many driver calls there were. */
 static uint64_t driver_calls(void) {
   void *driver = dlopen(getenv("MILLPOND_LIBCUDA"), RTLD_NOW);
   EXPECT(driver != NULL);
   return ((uint64_t(*)(const char *))(size_t)dlsym(driver, "millpond_fake_calls"))(NULL);
 }
 
-/* In a forked child: how many there were at its beginning. */
+/* In a forked child: how many driver calls there were at its beginning. */
 static uint64_t before;
 static int is_child;
 
-/* The first of the functions that a process runs at its exit to be named, and so the last to run. */
+/* The first function that is registered with atexit, and so the last that runs. */
 static void nothing_was_called(void) {
   if (is_child && driver_calls() != before) {
     fprintf(stderr, "a forked child made %d driver calls\n", (int)(driver_calls() - before));
@@ -72,8 +72,8 @@ static void nothing_was_called(void) {
   }
 }
 
-/* A child of a process with an allocator: every call says so and makes no driver call, nor does its end, and the parent's memory is
- * as it was. */
+/* A forked child of a process with an allocator: every call returns that it is one and makes no driver call, nor does the child's end, and the
+ * parent's memory is unchanged. */
 static void fork_is_refused(void *block) {
   void *more = NULL, *pinned = NULL;
   size_t bytes = 0;
@@ -92,7 +92,7 @@ static void fork_is_refused(void *block) {
   EXPECT(millpond_free_pinned(pool, pinned) == MILLPOND_STATUS_OK);
 }
 
-/* Options that are none reach no driver: whoever is forked after them may begin. */
+/* Invalid options do not reach the driver: a child that is forked after such a call may create an allocator. */
 static void fork_before_the_first(void) {
   millpond_allocator first = 99;
   EXPECT(millpond_create(0, "policy=best", &first) == MILLPOND_STATUS_BAD_ARGUMENT);

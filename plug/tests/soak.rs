@@ -1,12 +1,12 @@
-//! The soak of the C interface: programs in C's words, in a loop over the stand-in driver, and nothing may grow.
+//! The soak of the C interface: programs that make the calls of a C program in a loop over the stand-in driver, where nothing may grow.
 //!
 //! The functions are linked into this program, so that the host memory of the interface and the library under it is counted
-//! by this program's allocator; the stand-in driver is a library of its own, with an allocator of its own, so the simulated
-//! device's memory and its oracle's are not in the figures. Each program has a process of its own. It synchronises once
-//! in 100 rounds and behind the library's back, as programs in C do: by the driver's own call.
+//! by this program's allocator; the stand-in driver is a separate library with its own allocator, so the memory of the simulated
+//! device and its oracle is not in the figures. Each program has a process of its own. It synchronises once
+//! in 100 rounds without the library's knowledge, as programs in C do: by the driver's own call.
 //!
-//! 4,000 rounds, a random program 3,000, or what `MILLPOND_SOAK_ROUNDS` says, and then a line for each program and device on what came of it. tests/soak.rs tells
-//! what is compared and why.
+//! A program runs 4,000 rounds, a random one 3,000, or what `MILLPOND_SOAK_ROUNDS` says, and then a line is printed for each program and device.
+//! tests/soak.rs says what is compared and why.
 
 #![allow(unsafe_code, reason = "functions of a driver, found by name")]
 
@@ -14,24 +14,24 @@
 #[allow(
     dead_code,
     unreachable_pub,
-    reason = "a module of tests; here the device's memory is apart by itself"
+    reason = "a module of tests; here the device's memory is in another library"
 )]
 mod counting;
-#[path = "doors/driver.rs"]
+#[path = "random_programs/driver.rs"]
 #[allow(dead_code, reason = "the random programs call more of it")]
 mod driver;
 mod figures;
 #[path = "../../tests/soak/judge.rs"]
 mod judge;
-#[path = "doors/model.rs"]
-#[allow(dead_code, reason = "the random programs of one round ask more")]
+#[path = "random_programs/model.rs"]
+#[allow(dead_code, reason = "the random programs of one round use more of it")]
 mod model;
-#[path = "doors/program.rs"]
+#[path = "random_programs/program.rs"]
 #[allow(dead_code, reason = "as above")]
 mod program;
 #[path = "../../tests/fake_libcuda/remote.rs"]
 mod remote;
-#[path = "doors/world.rs"]
+#[path = "random_programs/world.rs"]
 #[allow(dead_code, reason = "as above")]
 mod world;
 
@@ -40,7 +40,7 @@ use driver::{
     Handle, create_stream, destroy_stream, init, retain, set, set_current, synchronize, synchronize_stream,
 };
 use figures::field;
-use judge::{Highest, PERIOD, Windows, first_tenth, grown_or_rising, rounds, rounds_asked};
+use judge::{Highest, PERIOD, Windows, first_tenth, grown_or_rising, rounds, rounds_requested};
 use millpond_plug::{ffi, status::MillpondStatus, torch};
 use program::Step;
 use remote::{Fake, When};
@@ -58,7 +58,7 @@ static COUNTED: counting::Counting = counting::Counting;
 
 const KIB: usize = 1 << 10;
 const GIB: u64 = 1 << 30;
-// The program's own calls of the driver.
+// The program's own driver calls.
 
 fn stream() -> Handle {
     let mut stream = null_mut();
@@ -92,10 +92,10 @@ fn context() -> Context {
 
 // The C interface.
 
-/// Calls of the C interface.
+/// How many calls of the C interface there were.
 static OPERATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// One of a random program, which is on the device's side of the account else.
+/// Makes a random program's call of the interface, whose host memory counts as the library's; all other memory of such a program does not.
 fn inside<R>(call: impl FnOnce() -> R) -> R {
     OPERATIONS.fetch_add(1, Relaxed);
     counting::library(call)
@@ -147,22 +147,22 @@ impl Door {
 
 // The loop.
 
-/// One in so many may come and go, as in tests/soak.rs.
+/// A figure may vary by one part in this many, as in tests/soak.rs.
 const PART: u64 = 4;
 
-/// No program has more than a MiB alive or pending: what is beyond this was never given back.
+/// No program has more than a MiB live or pending: more than this means that memory is not given back.
 const MOST_TAKEN: u64 = 128 << 20;
 
-/// A program's round, given its number. `None` for the allocator: it makes its own.
+/// Runs one round of a program, given its number.
 type Round = Box<dyn FnMut(u64)>;
 
 /// A program that goes on for ever.
 struct Steady {
     round: Round,
     rounds: u64,
-    /// Allocators whose memory is looked at.
+    /// The allocators whose memory is checked.
     doors: Box<dyn Fn() -> Vec<Door>>,
-    /// What is left to be done behind the last round.
+    /// What has to be done after the last round.
     end: Box<dyn FnOnce()>,
 }
 
@@ -173,8 +173,8 @@ impl Steady {
     }
 }
 
-/// Calls that are made for the sake of bookkeeping. In the second half of the rounds there are at most so many of each kind for a
-/// call of the C interface, the program's own left out.
+/// The limit on driver calls that only serve the library's bookkeeping: how many of each kind a call of the C interface may make in the second
+/// half of the rounds, without the program's own.
 const CALLS_AN_OPERATION: u64 = 2;
 const KEEPING: [&str; 7] = [
     "cuEventCreate",
@@ -185,21 +185,21 @@ const KEEPING: [&str; 7] = [
     "cuStreamWaitEvent",
     "cuCtxSynchronize",
 ];
-/// On a device that is not behind, an event is created for one call in so many.
+/// On a device that runs work at once, at most one event is created for this many calls.
 const OPERATIONS_AN_EVENT: u64 = 16;
-/// An allocator keeps its events itself and its trims give all of them back, so that an ended one has none. So each trim marks each of
-/// its permanent streams by an event that it creates, and so does the wait of a destroy, which waits by markers first. From its making to what is freed
-/// behind its end there are so many of them: three of the destroy, one of the next create, which settles what that free left.
+/// An allocator pools its own events and its trims destroy all of them, so that an ended one has none. So each trim creates an event to mark each of
+/// its permanent streams, and so does the wait of a destroy, which waits for markers first. From an allocator's creation to the free after its end
+/// there are this many events for each permanent stream: three of the destroy, one of the next create, which gives back what that free left.
 const MARKS_OF_AN_END: u64 = 4;
-/// Permanent streams of allocators that were made and ended: a stream counts once for each of them.
+/// Permanent streams of allocators that have ended: a stream counts once for each of them.
 static ENDED: AtomicU64 = AtomicU64::new(0);
-/// Its end gives back the events that a random program's allocator pools, and the next one creates them anew: so many at most, of which
-/// 56 were seen in 50 rounds of 12 calls.
+/// The end of a random program's allocator destroys the events that it pools, and the next one creates them anew: at most this many; 56 were
+/// seen in 50 rounds of 12 calls.
 const EVENTS_OF_AN_ALLOCATOR: u64 = 64;
-/// Allocators of a random program that ended with their events.
+/// How many allocators of a random program have ended.
 static REPLACED: AtomicU64 = AtomicU64::new(0);
 
-/// How often each was called by the library, how many calls of the C interface there were, and what `ENDED` and `REPLACED` say.
+/// How often the library called each of these functions, how many calls of the C interface there were, and the values of `ENDED` and `REPLACED`.
 type Calls = [u64; KEEPING.len() + 3];
 
 fn calls(fake: &Fake) -> Calls {
@@ -210,7 +210,7 @@ fn calls(fake: &Fake) -> Calls {
     })
 }
 
-/// What was called too often since.
+/// Which functions were called too often since `before`, as text.
 fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
     let mut found = String::new();
     let since = calls(fake);
@@ -236,7 +236,7 @@ fn too_often(fake: &Fake, before: Calls, pools_events: bool) -> String {
     found
 }
 
-/// The program makes its streams by the first, the library by the second.
+/// The program creates its streams with the first, the library with the second.
 const STREAMS_MADE: [&str; 2] = ["cuStreamCreate", "cuStreamCreateWithPriority"];
 
 type Counts = judge::Counts<11>;
@@ -269,7 +269,7 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
         ("bytes in flight", in_flight),
         ("segments", segments),
         ("host blocks", number(held.blocks)),
-        // Without the library's table of addresses, of which a quarter would hide all else.
+        // Without the library's table of addresses: a quarter of that would hide everything else.
         (
             "host bytes",
             number(held.bytes).checked_sub(ROOT).map_or(0, |bytes| bytes.checked_sub(LEAF).unwrap_or(bytes)),
@@ -277,11 +277,12 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
     ]
 }
 
-/// Bytes of the table of addresses (`plug/src/index.rs`): its root, and a leaf; all memory of a program here is in one.
+/// Bytes of the table of addresses (`plug/src/index.rs`): its root, and a leaf; all memory of a program here is in one leaf.
 const ROOT: u64 = 128 << 20;
 const LEAF: u64 = 16 << 20;
 
-/// Rounds of an allocator of a random program, so that those of all options are among the first tenth, and more than the 64 ended ones that are kept.
+/// Rounds in which a random program keeps an allocator, so that the first tenth of the rounds has allocators with all options, and more than the 64
+/// ended ones that are kept.
 const LIFE: u64 = 12;
 
 /// Runs a program in a process of its own, on a device that runs at once and on one that runs late.
@@ -303,7 +304,7 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady)
                 .expect("it runs");
             let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
             let verdict = said.lines().find(|line| line.starts_with("ok  ") || line.starts_with("FAIL "));
-            if let Some(line) = verdict.filter(|_| rounds_asked().is_some()) {
+            if let Some(line) = verdict.filter(|_| rounds_requested().is_some()) {
                 remote::say(line);
             }
             if !run.status.success() || !said.contains("1 passed") {
@@ -314,7 +315,7 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady)
         return;
     };
     let fake = remote::fake(64 * GIB, 2, if when == "late" { When::Latest } else { When::Earliest });
-    let fake = fake.expect("it was there a moment ago");
+    let fake = fake.expect("it was found before");
     let context = context();
     let account = Account::open();
     let start = std::time::Instant::now();
@@ -326,7 +327,7 @@ fn soak(test: &str, options: &str, program: fn(Option<Door>, Context) -> Steady)
     assert_eq!(fake.verdict(), None);
 }
 
-/// What came of it, and the counters at the end of the first tenth and of the last.
+/// The result of a run: what was found, and the highest counters of the first tenth of the rounds and of the last.
 struct Watched {
     rounds: u64,
     first: Counts,
@@ -342,7 +343,7 @@ fn watch(
     program: fn(Option<Door>, Context) -> Steady,
     at_once: bool,
 ) -> Watched {
-    // Programs that make their own allocators are told so by the options.
+    // These options mean that the program creates its own allocators.
     let its_own = matches!(options, "none" | "table" | "table, permanent") || options.starts_with("random");
     let door = (!its_own).then(|| Door::new(options));
     let Steady { mut round, rounds, doors, end } = program(door, context);
@@ -358,7 +359,7 @@ fn watch(
         if i % PERIOD == PERIOD - 1 {
             synchronize();
         }
-        // Coprime to the period, so that each round of it is looked at; and the report is not cheap.
+        // Coprime to the period, so that each of its rounds is checked in turn; not in every round, because the report is expensive.
         if i % 7 != 0 {
             continue;
         }
@@ -379,7 +380,7 @@ fn watch(
             break;
         }
     }
-    // A trim gives all pooled events back, so that each marker behind it creates its own anew.
+    // A trim destroys all pooled events, so that each marker after it creates a new one.
     let pools_events = at_once && options != "random, trims";
     found += &half.map_or_else(String::new, |half| too_often(fake, half, pools_events));
     drop((round, doors));
@@ -389,7 +390,7 @@ fn watch(
     }
     let (first, last) = (early.0.expect("rounds"), late.0.expect("rounds"));
     found += &grown_or_rising((&first, &last), PART, &parts, rounds / PERIOD);
-    // A stream that lasts as long as the process may be marked once; PyTorch's allocator lasts as long, too.
+    // A stream that lasts as long as the process may have one marker; PyTorch's allocator lasts as long, too.
     let [(_, left), ..] = counts(account, fake, &[]);
     let streams =
         STREAMS_MADE.iter().map(|made| fake.calls(made)).sum::<u64>() - fake.calls("cuStreamDestroy_v2");
@@ -397,7 +398,7 @@ fn watch(
     if left > most && options != "none" && !options.starts_with("random") {
         let _ = write!(found, "\n    driver events after the end: {left}");
     }
-    Watched { rounds, first, last, found: Account::nobody().scope(|| found.clone()) }
+    Watched { rounds, first, last, found: Account::unassigned().scope(|| found.clone()) }
 }
 
 macro_rules! programs {
@@ -421,7 +422,7 @@ programs! {
     two_users_and_no_reuse: "reuse=never", |door, _| users(door, 2, false, false);
     frees_on_another_stream: "", free_on_another;
     frees_that_name_their_own_stream: "", free_after_itself;
-    frees_by_nobody_knows_whom: "", free_unknown;
+    frees_by_unknown_streams: "", free_unknown;
     what_is_held_back_is_all_that_grows: "growth=exact", held_back;
     streams_that_come_and_go: "", streams_come_and_go;
     #[ignore = "takes long: run by .ci/soak"]
@@ -466,8 +467,8 @@ random! {
     random_captures_3: 3, Captures;
     random_threads_that_end_0: 0, ThreadEnds;
     random_turns_0: 0, Turns;
-    random_untold_0: 0, Untold;
-    random_untold_7: 7, Untold;
+    random_unsynchronized_0: 0, Unsynchronized;
+    random_unsynchronized_7: 7, Unsynchronized;
     random_trims_0: 0, Tidies;
     random_trims_1: 1, Tidies;
     random_allocators_0: 0, Allocators;
@@ -479,19 +480,19 @@ random! {
     random_captures_and_allocators_1: 1, CapturesAndAllocators;
 }
 
-/// Rounds of a random program, a dozen calls each, unless others were asked for: there are as many of these programs as of those with names.
+/// Rounds of a random program, a dozen calls each, unless `MILLPOND_SOAK_ROUNDS` is set: there are as many of these programs as named ones.
 fn random_rounds() -> u64 {
-    rounds_asked().map_or(3000, |_| rounds())
+    rounds_requested().map_or(3000, |_| rounds())
 }
 
-/// The generator of `doors/program.rs`, from a seed: what it draws, every round again. The model of what each call promises is asked in
-/// each round too; its own memory is on the device's side of the account.
+/// A program of the generator of `random_programs/program.rs`, from a seed: it makes the same steps in every round. The model checks what each call promises in
+/// each round too; its own memory does not count as the library's.
 fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
     let base =
         std::env::var("MILLPOND_SOAK_SEED").map_or(0, |n| n.parse().expect("MILLPOND_SOAK_SEED is a number"));
     let seed = base + seed;
     let rounds = random_rounds();
-    // As the threads that come and go: the oracle has a clock for each.
+    // At most 1000 threads, as in `threads_come_and_go`: the oracle has a clock for each.
     let every = (rounds / 1000).max(1);
     let allocator_every = LIFE.min(first_tenth(rounds) / steady::CYCLE).max(1);
     counting::device(|| {
@@ -519,9 +520,9 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
                     ENDED.fetch_add(lasting as u64, Relaxed);
                     REPLACED.fetch_add(1, Relaxed);
                 }
-                // Each allocator begins on a device that has done everything: what two of the same options keep is the same.
+                // Each allocator begins on an idle device, so that two allocators with the same options keep the same.
                 if turn || i % PERIOD == PERIOD - 1 {
-                    locked(&world).rest(beyond != Beyond::Untold);
+                    locked(&world).rest(beyond != Beyond::Unsynchronized);
                 }
             });
         };
@@ -531,10 +532,10 @@ fn random(seed: u64, beyond: Beyond, context: Context) -> Steady {
 }
 
 fn locked(world: &Mutex<World>) -> MutexGuard<'_, World> {
-    world.lock().expect("nothing went wrong")
+    world.lock().expect("no thread panicked")
 }
 
-/// A round on a thread that ends with it: what was its own default stream's does too.
+/// A round on a thread that ends with the round, as does its default stream.
 fn a_thread_s_round(world: &Arc<Mutex<World>>, steps: &[Step], context: Context) {
     let account = Account::here();
     let here = locked(world).fresh_thread();
@@ -551,11 +552,11 @@ fn a_thread_s_round(world: &Arc<Mutex<World>>, steps: &[Step], context: Context)
             })
         })
     };
-    let before = std::thread::scope(|threads| threads.spawn(theirs).join().expect("its round is well"));
+    let before = std::thread::scope(|threads| threads.spawn(theirs).join().expect("its round does not fail"));
     locked(world).has_ended(here.thread, &before, "");
 }
 
-/// The program's second thread: makes a call when it is told to, while the first one waits for it.
+/// The program's second thread: it makes a call on request, while the first one waits for it.
 struct Beside {
     orders: Option<SyncSender<(Arc<Mutex<World>>, Step)>>,
     done: Receiver<()>,
@@ -574,7 +575,7 @@ impl Beside {
                     while let Ok((world, step)) = taken.recv() {
                         locked(&world).step(step, OTHER);
                         drop(world);
-                        tell.send(()).expect("somebody waits for it");
+                        tell.send(()).expect("the first thread waits");
                     }
                 });
             });
@@ -585,7 +586,7 @@ impl Beside {
     fn step(&self, world: &Arc<Mutex<World>>, step: Step) {
         let orders = self.orders.as_ref().expect("it is there");
         let given = orders.send((Arc::clone(world), step)).is_ok() && self.done.recv().is_ok();
-        assert!(given, "a call went wrong: its thread has said why");
+        assert!(given, "a call failed: its thread has printed why");
     }
 }
 
@@ -594,7 +595,7 @@ impl Drop for Beside {
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
-            assert!(ended.is_ok() || std::thread::panicking(), "the second thread ended badly");
+            assert!(ended.is_ok() || std::thread::panicking(), "the second thread panicked");
         }
     }
 }
@@ -608,8 +609,8 @@ fn pairs_on_one_stream(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// One block at a time, used on other streams. A deterministic allocator asks no event: what only a wait of the host's can tell of comes
-/// back with one, and what its permanent streams used by waits of the device's.
+/// One block at a time, used on other streams. A deterministic allocator queries no event: memory that permanent streams used comes back by waits
+/// between streams, and other memory by a wait of the host.
 fn users(door: Option<Door>, users: usize, permanent: bool, deterministic: bool) -> Round {
     let door = door.expect("an allocator");
     let streams: Vec<_> = (0..=users).map(|_| stream()).collect();
@@ -641,7 +642,7 @@ fn free_on_another(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// Each free marks the block's own stream, which serves it again at once: nobody needs a marker, nor asks whether one is complete.
+/// Each free marks the block's own stream, which gets the block again at once: no call needs a marker, or queries one.
 fn free_after_itself(door: Option<Door>, _: Context) -> Round {
     let (door, s) = (door.expect("an allocator"), stream());
     Box::new(move |_| {
@@ -651,7 +652,7 @@ fn free_after_itself(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// What cannot be marked comes back when the program says that the device is quiet.
+/// Memory whose users cannot be marked comes back when the program synchronises the allocator.
 fn quiet_now_and_then(door: Door, i: u64) {
     if i % PERIOD == 50 {
         must(ffi::millpond_synchronize(door.0));
@@ -666,11 +667,12 @@ fn free_unknown(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// Rounds between two times at which the program says that the device is quiet.
-const UNTOLD_FOR: u64 = 500;
+/// Rounds between two synchronises of the allocator.
+const SYNCHRONISED_EVERY: u64 = 500;
 
-/// Freed with unknown users, and used on another stream. Until the program says that the device is quiet, no matter who has waited, the device's memory grows by
-/// what is reported as held back, to the byte; then nothing is held back and nothing more is taken, and a trim gives all of it back.
+/// Blocks are used on another stream and freed with unknown users. Until the program synchronises the allocator, whatever it has waited for itself,
+/// the reserved memory grows by what is reported as held back, to the byte. Then nothing is held back and nothing more is reserved, and a trim gives
+/// all of it back.
 fn held_back(door: Option<Door>, _: Context) -> Round {
     let (door, s, t) = (door.expect("an allocator"), stream(), stream());
     let mut freed = 0;
@@ -681,18 +683,18 @@ fn held_back(door: Option<Door>, _: Context) -> Round {
         door.use_on(x, t);
         must(ffi::millpond_free_unknown(door.0, x));
         freed += bytes as u64;
-        let told = i % UNTOLD_FOR == UNTOLD_FOR - 1;
-        if told {
-            // Of the program's own waits nobody hears.
+        let synchronises = i % SYNCHRONISED_EVERY == SYNCHRONISED_EVERY - 1;
+        if synchronises {
+            // The allocator does not notice the program's own waits.
             synchronize();
         }
-        if told || i % 7 == 0 {
+        if synchronises || i % 7 == 0 {
             assert_eq!(door.taken_and_held_back(), [freed; 2], "round {i}");
         }
-        if told {
+        if synchronises {
             must(ffi::millpond_synchronize(door.0));
             assert_eq!(door.taken_and_held_back(), [freed, 0], "round {i}");
-            // The same bytes serve again.
+            // The same bytes are handed out again.
             door.free(door.alloc(4 * KIB, s));
             must(ffi::millpond_synchronize(door.0));
             assert_eq!(door.taken_and_held_back(), [freed, 0], "round {i}");
@@ -703,7 +705,7 @@ fn held_back(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// Streams of one round, named at each free before they end, and whose handles come back: nothing is held back.
+/// Streams of one round, which are named at each free before they end, and whose handles are reused: nothing is held back.
 fn named_streams_come_and_go(door: Option<Door>, _: Context) -> Round {
     let (door, home) = (door.expect("an allocator"), stream());
     Box::new(move |_| {
@@ -716,7 +718,7 @@ fn named_streams_come_and_go(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// Streams of one round, which end before or behind a free that does not name them.
+/// Streams of one round, which end before or after a free that does not name them.
 fn streams_come_and_go(door: Option<Door>, _: Context) -> Round {
     let (door, home) = (door.expect("an allocator"), stream());
     Box::new(move |i| {
@@ -736,8 +738,8 @@ fn streams_come_and_go(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// A thousand threads, one after another, each on its default stream. Not more: the oracle has a clock for each. No call of the
-/// allocator's waits: that would give back what a thread's end left behind.
+/// A thousand threads, one after another, each on its default stream. Not more, because the oracle has a clock for each. No call of the
+/// allocator waits, because that would give back what a thread's end leaves.
 fn threads_come_and_go(door: Option<Door>, context: Context) -> Round {
     let (door, every) = (door.expect("an allocator"), rounds() / 1000);
     Box::new(move |i| {
@@ -785,7 +787,8 @@ fn pytorch(_: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// A stream of the other device uses the memory and captures when it is freed, in one of two rounds: such a free is put off, and made by a later one.
+/// A stream of the other device uses the memory, and in one of two rounds captures when it is freed: such a free is put off, and carried out by a
+/// later one.
 fn pytorch_beside_captures() -> Steady {
     let contexts = driver::contexts();
     let doors = [0, 1].map(|device| {
@@ -811,7 +814,7 @@ fn pytorch_beside_captures() -> Steady {
         driver::bind(contexts[1]);
         if captures {
             let mut graph = null_mut();
-            assert_eq!(driver::end_capture(t, &raw mut graph), 0, "round {i}: it lives");
+            assert_eq!(driver::end_capture(t, &raw mut graph), 0, "round {i}: the capture lives");
             driver::destroy_graph(graph);
         }
         OPERATIONS.fetch_add(3, Relaxed);
@@ -828,7 +831,7 @@ fn pytorch_beside_captures() -> Steady {
     }
 }
 
-/// What README.md shows between the making of the allocator and its end: [`README`].
+/// What README.md shows between the creation of the allocator and its end: [`README`].
 fn of_the_readme(door: Option<Door>, _: Context) -> Round {
     let (door, s, other) = (door.expect("an allocator"), stream(), stream());
     must(ffi::millpond_declare_permanent(door.0, s));
@@ -836,12 +839,12 @@ fn of_the_readme(door: Option<Door>, _: Context) -> Round {
         let x = door.alloc(1 << 20, s);
         door.use_on(x, other);
         door.free(x);
-        // Nobody promises that the other stream lasts.
+        // The other stream is not declared permanent.
         quiet_now_and_then(door, i);
     })
 }
 
-/// What examples/copy.c does there: [`EXAMPLE`].
+/// What examples/copy.c does between these: [`EXAMPLE`].
 fn example_in_c(door: Option<Door>, _: Context) -> Round {
     let (door, s) = (door.expect("an allocator"), stream());
     must(ffi::millpond_declare_permanent(door.0, s));
@@ -856,17 +859,18 @@ fn example_in_c(door: Option<Door>, _: Context) -> Round {
     })
 }
 
-/// The calls of the interface that the loops above make, in the order in which the texts have them, with what is around a round: the making of the allocator, and its end.
+/// The calls of the interface that the loops above make, in the order of the texts, with those before and after the loop: the creation of the
+/// allocator, and its end.
 const README: &[&str] = &["create", "declare_permanent", "alloc", "record_use", "free"];
 const EXAMPLE: &[&str] =
     &["create", "declare_permanent", "alloc", "alloc", "free", "free", "report", "destroy"];
-/// Other texts with programs, and why none of them has a loop.
+/// Other texts with programs, and why they have no loop here.
 const NO_LOOP: &[(&str, &str)] = &[(
     "python/README.md",
-    "its calls are those of the pair for PyTorch, and of an allocation that is freed; what Python keeps for them its own collector frees",
+    "it makes the calls of the pair for PyTorch, and allocates and frees; what Python keeps for these calls is freed by Python",
 )];
 
-/// The calls of the interface in a text in C, but for the words of the last error.
+/// The calls of the interface in a C text, except `millpond_last_error`.
 fn calls_in(text: &str) -> Vec<String> {
     let calls = text.split("millpond_").skip(1).filter_map(|rest| rest.split_once('('));
     let named = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c == '_');
@@ -883,7 +887,7 @@ fn blocks_in(text: &str, fence: &str) -> Vec<String> {
     blocks.map(str::to_owned).collect()
 }
 
-/// Whoever adds a program to the texts, or a call to one of them, comes by here.
+/// Fails if a program is added to the texts, or a call to one of them, without a loop here.
 #[test]
 fn every_program_of_the_texts_has_a_loop_or_a_reason() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -902,11 +906,11 @@ fn every_program_of_the_texts_has_a_loop_or_a_reason() {
             "programs of {path}, of which one has no loop: {why}"
         );
     }
-    // It can fail.
+    // The comparison can fail.
     assert_ne!(calls_in(&(readme.concat() + "millpond_trim(gpu, NULL);")), README);
 }
 
-/// One after the other, more than a process can have at one time, with a block that outlives each.
+/// One allocator after another, more than a process can have at one time, each with a block that outlives it.
 fn allocators(permanent: bool) -> Round {
     let (s, t) = (stream(), stream());
     Box::new(move |_| {
@@ -923,11 +927,11 @@ fn allocators(permanent: bool) -> Round {
     })
 }
 
-/// Planted leaks are found by programs with a name, whose steps no change of the generator moves, and some by random ones too: on a device that runs at once,
-/// at the rounds of an ordinary run, in which the same programs pass. `.ci/mutants` builds this.
+/// Planted leaks are found by named programs, whose steps do not change with the generator, and some by random ones too, on a device that runs
+/// at once, in as many rounds as an ordinary run, in which the same programs pass. Built and run by `.ci/mutants`.
 #[cfg(millpond_mutants)]
 #[test]
-fn every_leak_of_the_doors_is_found() {
+fn every_leak_of_the_c_interface_is_found() {
     use pond::mutant::Bug;
     use std::io::Write;
 
@@ -941,8 +945,8 @@ fn every_leak_of_the_doors_is_found() {
         (Bug::DoorLaterLost, "the_pair_for_pytorch_beside_captures_of_another_device"),
         (Bug::LeakUnpooled, "random_threads_that_end_0"),
         (Bug::SweepNever, "random_threads_that_end_0"),
-        (Bug::DoorLaneKept, "random_untold_0"),
-        (Bug::NamedNotServed, "random_untold_0"),
+        (Bug::DoorLaneKept, "random_unsynchronized_0"),
+        (Bug::NamedNotServed, "random_unsynchronized_0"),
     ];
     assert!(remote::path().is_some(), "the stand-in driver is not built");
     let exe = std::env::current_exe().expect("a test has a path");
@@ -955,7 +959,7 @@ fn every_leak_of_the_doors_is_found() {
             .env("RUST_BACKTRACE", "0")
             .output()
             .expect("it runs");
-        // In the soak's own words, not by a panic of something else.
+        // The bug must be found by the soak's own check, and not by another panic.
         let said = String::from_utf8_lossy(&run.stderr);
         let found = said.lines().skip_while(|line| !line.starts_with("FAIL ")).nth(1);
         match found {

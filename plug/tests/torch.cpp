@@ -1,13 +1,13 @@
-// A program with PyTorch's exceptions in it (tests/c10.hpp), catching as PyTorch does.
+// A program that catches PyTorch's exceptions (tests/c10.hpp), as PyTorch does.
 #include "c10.hpp"
 #include "millpond.h"
 
 #include <cstdio>
 
 int main() {
-  // So that the library is linked, and nothing of it is optimised away.
+  // So that the library is linked, and none of it is optimised away.
   try {
-    throw c10::Error({}, "one of its own");
+    throw c10::Error({}, "an error of the program");
   } catch (const c10::Error &e) {
     std::puts(e.what());
   }

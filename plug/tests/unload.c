@@ -1,5 +1,5 @@
-/* A library that is closed with work pending and memory alive, and a process that ends so. Every call is made on a thread that has
- * ended when the library is closed: the thread's own values would keep it open. */
+/* A library is closed with work pending and live memory, and then the process ends. Every call is made on a thread that has ended when the
+ * library is closed, because a thread's own values would keep it open. */
 #include "millpond.h"
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@
 static void *library;
 static millpond_allocator pool;
 static void *block, *pinned;
-/* Behind the copies that nobody waits for. */
+/* Events after the copies, for which no call waits. */
 static void *copies[2];
 static int copied;
 
@@ -47,7 +47,7 @@ static void *begin(void *unused) {
   return NULL;
 }
 
-/* So many copies are pending: the library was closed under them, and waited for none. */
+/* Expects that this many copies are pending: closing the library waited for none. */
 static void are_pending(int count) {
   void *driver = dlopen(getenv("MILLPOND_LIBCUDA"), RTLD_NOW), *context = NULL;
   EXPECT(driver != NULL && copied == count);
@@ -56,7 +56,7 @@ static void are_pending(int count) {
   for (int i = 0; i < count; i++) EXPECT(FIND(driver, cuEventQuery, int, void *)(copies[i]) == 600);
 }
 
-/* Closed and opened again, it is the same library: what was alive is. */
+/* Closed and opened again, it is the same library: live memory is still live. */
 static void *again(void *unused) {
   (void)unused;
   EXPECT(FIND(library, millpond_free_unknown, millpond_status, millpond_allocator, void *)(pool, block) ==
@@ -68,7 +68,7 @@ static void *again(void *unused) {
   return NULL;
 }
 
-/* A thread that has used the library ends after it was closed, and so does what it remembers. */
+/* A thread that has used the library ends after it was closed; then what the thread remembers is dropped. */
 static pthread_barrier_t used, closed;
 static void *late(void *unused) {
   begin(unused);
@@ -88,7 +88,7 @@ int main(void) {
   on_a_thread(begin);
   EXPECT(dlclose(library) == 0);
   are_pending(1);
-  /* A child that is forked from here runs what the library asked for at a fork. */
+  /* A child that is forked now runs the library's handlers for forks. */
   pid_t child = fork();
   if (child == 0) _exit(7);
   int status = 0;

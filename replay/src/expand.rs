@@ -87,7 +87,7 @@ impl Expansion {
             Some(event) => event,
             None => EventNo(u16::try_from(self.events).map_err(|_| ReplayError::Workload {
                 option: "uses",
-                found: "more than 65536 points at one time that somebody may wait for".into(),
+                found: "more than 65536 points at one time that may still be waited for".into(),
                 expected: "a smaller share of the blocks".into(),
             })?),
         };

@@ -43,7 +43,7 @@ fn run(plan: &Plan) -> DriverResult<Duration> {
     let mut next = 0;
     let began = sim.host_time();
     for (at, act) in plan.acts.iter().enumerate() {
-        if let Some(&time) = plan.times.get(at) {
+        if let Some(&time) = plan.times.get(at).filter(|_| plan.paced) {
             sim.idle_until(began + time);
         }
         let block = &mut blocks[act.slot as usize];

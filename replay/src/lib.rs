@@ -15,7 +15,7 @@
 //! | `expand` | those acts as a program, to be looked at, kept and made small |
 //! | `run` | one act, and a pass over all of them |
 //! | `turns` | host threads that take turns, or do not |
-//! | `ideal` | the same acts with all the memory in the world, to compare the makespan with |
+//! | `ideal` | the same acts with unlimited memory, to compare the makespan with |
 //! | `program` | a program, step by step |
 //! | `outcome` | what came of it, and what can go wrong |
 //!
@@ -36,7 +36,7 @@
 // It runs threads of the system, which a model checker does not follow: their builds are empty.
 #![cfg(not(any(loom, shuttle)))]
 
-/// The README's program is run.
+/// Runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
@@ -58,18 +58,20 @@ mod workload;
 
 pub use generate::{from_fuzz, from_fuzz_hostile};
 pub use outcome::{Failure, Lost, Outcome, ReplayError};
-pub use program::{Done, Executor, replay, replay_program, replay_watched};
+pub use program::{Done, Executor, replay, replay_program, replay_program_with_map, replay_watched};
 pub use shrink::{TRIES, shrink, shrink_within};
 #[cfg(feature = "proptest")]
 pub use strategy::{hostile_programs, programs};
 pub use touch::{Judgement, Touch};
 pub use workload::{STREAMS_MOST, THREADS_MOST, Workload};
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 use millpond::Error;
 use millpond::{Allocator, Config, Stream};
 use millpond_trace::Log;
 use run::{Halt, Pass, Stage};
+use std::sync::Arc;
 use std::time::Instant;
 
 #[cfg(doc)]
@@ -79,11 +81,13 @@ use millpond_trace::Program;
 pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// Spreads a log over streams and threads and runs it on a device of its own: makes an allocator, runs every call, frees what is alive at the end,
-/// drops everything, and asks the device for its judgement.
+/// drops everything, and returns the device's verdict.
 ///
 /// **Ordering.** Each stream number is a non-blocking stream of its own (see [`Workload`]); a free happens after the block's
 /// last use. With [`Workload::broken`] at 0 the program is correct: whatever is then violated is
 /// the allocator's fault.
+///
+/// **Time.** Moves of physical memory may take a share of the log's own time ([`Config::clock`]), paced or not; of the device's, if the log has no times.
 ///
 /// A request that fails ends the replay: it is the outcome's [`Outcome::failure`], and everything is given back
 /// nevertheless.
@@ -103,11 +107,25 @@ pub fn replay_log<D: Touch>(
 ) -> Result<Outcome, ReplayError> {
     let plan = workload.plan(log)?;
     let driver = driver.ahead(workload.run_ahead);
+    let now = Arc::new(AtomicU64::new(0));
+    let clock = Arc::clone(&now);
+    let has_times = !plan.times.is_empty();
+    let config = if has_times {
+        config.clock(move || Duration::from_nanos(clock.load(Ordering::Relaxed)))
+    } else {
+        config
+    };
     let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
     let streams = open_streams(&allocator, &plan).map_err(ReplayError::Setup)?;
-    let mut pass =
-        Pass::new(Stage { allocator: &allocator, driver: &driver, streams: &streams }, &plan, progress);
+    let mut pass = Pass::new(
+        Stage { allocator: &allocator, driver: &driver, streams: &streams, now: &now },
+        &plan,
+        progress,
+    );
 
+    if workload.map {
+        pass.map_at_the_peak();
+    }
     let mut failure = None;
     let mut makespan = None;
     let (mut warm_calls, mut warm) = (0, Duration::ZERO);
@@ -130,10 +148,10 @@ pub fn replay_log<D: Touch>(
             Err(Halt::Error(e)) => return Err(e),
         }
     }
-    let calls = pass.calls();
+    let (calls, map) = (pass.calls(), pass.take_map());
     drop(pass);
 
-    let mut outcome = Outcome { trace: log.name.clone(), calls, ..Outcome::default() };
+    let mut outcome = Outcome { trace: log.name.clone(), calls, map, ..Outcome::default() };
     outcome.streams = u64::from(plan.streams);
     outcome.threads = u64::from(plan.threads);
     outcome.peak_requested_bytes = plan.peak_live;
@@ -160,14 +178,15 @@ pub fn replay_log<D: Touch>(
     Ok(outcome)
 }
 
-/// One stream a number of the workload; the legacy default stream for the one that stands for it.
+/// One stream a number of the workload; the legacy default stream for the one that stands for it. Nothing on them waits for what another one does
+/// later, so they are dependable.
 fn open_streams<D: Touch>(allocator: &Allocator<D>, plan: &workload::Plan) -> Result<Vec<Stream<D>>, Error> {
     (0..plan.streams)
         .map(|n| {
             if let Some(native) = allocator.driver().legacy().filter(|_| plan.legacy == Some(n)) {
-                return allocator.adopt(native);
+                return allocator.adopt(native).map(Stream::dependable);
             }
-            let stream = allocator.stream()?;
+            let stream = allocator.stream()?.dependable();
             allocator.driver().number(stream.native(), u64::from(n))?;
             Ok(stream)
         })

@@ -6,7 +6,7 @@ use super::touch::{Judgement, Touch};
 use core::fmt;
 use core::time::Duration;
 use millpond::Error;
-use millpond::report::Report;
+use millpond::report::{MemoryMap, Report};
 use millpond_trace::{Fault, Op};
 
 /// What came of a replay.
@@ -26,7 +26,7 @@ pub struct Outcome {
     pub cross_stream_uses: u64,
     /// Highest sum of live bytes of the device's memory, as requested, in the order of the trace.
     pub peak_requested_bytes: u64,
-    /// Highest sum of live bytes of pinned host memory, as requested; only programs ask for it.
+    /// Highest sum of live bytes of pinned host memory, as requested; only programs request it.
     pub peak_pinned_bytes: u64,
     /// The most that was ever reserved from the device.
     pub peak_reserved_bytes: u64,
@@ -60,7 +60,7 @@ pub struct Outcome {
     pub lost: Lost,
     /// The request that ended a log's replay, if one failed.
     pub failure: Option<Failure>,
-    /// Requests of a program that were refused. A program may ask for the impossible; what names the block is then left
+    /// Requests of a program that were refused. A program may request the impossible; what names the block is then left
     /// out.
     pub refused: u64,
     /// Virtual time of the first pass in nanoseconds, on a device that keeps it.
@@ -72,6 +72,9 @@ pub struct Outcome {
     /// What the pools held and did, before everything was dropped. Its driver calls include those of the replay's own
     /// kernels and events.
     pub report: Report,
+    /// A map of the device's memory, if one was requested: of a log when most is live in its first pass ([`Workload::map`](super::Workload::map)), of a
+    /// program at its end, before what is alive is freed.
+    pub map: Option<MemoryMap>,
 }
 
 /// What was taken and not given back.
@@ -118,7 +121,7 @@ pub struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "call {} asked for {} bytes: {}", self.call, self.bytes, self.message)
+        write!(f, "call {} requested {} bytes: {}", self.call, self.bytes, self.message)
     }
 }
 

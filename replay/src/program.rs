@@ -3,7 +3,7 @@
 //! The table from a program's numbers to real things is here: streams, events, blocks. Each write of a block gets a word
 //! of its own, and a read checks for the last one in the order of the program: a correct program makes that the right
 //! one under any schedule. Copies move words between blocks, so a block is remembered in pieces. Requests may fail
-//! (programs ask for the absurd); what names the block is then left out until the number is given again.
+//! (programs may request more than any device has); what names the block is then left out until the number is given again.
 //!
 //! It does not judge the order of steps: a wrong program runs like a right one, and the device's judge says so.
 
@@ -48,7 +48,7 @@ pub fn replay_watched<D: Touch>(
     allocator: &Allocator<D>,
     after: &(dyn Fn(usize, Option<Addr>) + Sync),
 ) -> Result<Outcome, ReplayError> {
-    let mut outcome = run(program, allocator, after)?;
+    let mut outcome = run(program, allocator, after, false)?;
     outcome.take_report(allocator.driver(), allocator.report());
     outcome.take_judgement(allocator.driver().judge(false));
     Ok(outcome)
@@ -68,9 +68,35 @@ pub fn replay_program<D: Touch>(
     config: Config,
     run_ahead: u64,
 ) -> Result<Outcome, ReplayError> {
+    on_a_device(program, driver, config, run_ahead, false)
+}
+
+/// The same, with a [map](Outcome::map) of the device's memory behind the last step, before what is alive is freed.
+///
+/// # Errors
+/// As [`replay_program`].
+///
+/// # Panics
+/// As [`replay_program`].
+pub fn replay_program_with_map<D: Touch>(
+    program: &Program,
+    driver: D,
+    config: Config,
+    run_ahead: u64,
+) -> Result<Outcome, ReplayError> {
+    on_a_device(program, driver, config, run_ahead, true)
+}
+
+fn on_a_device<D: Touch>(
+    program: &Program,
+    driver: D,
+    config: Config,
+    run_ahead: u64,
+    map: bool,
+) -> Result<Outcome, ReplayError> {
     let driver = driver.ahead(run_ahead);
     let allocator = Allocator::new(driver.clone(), config).map_err(ReplayError::Setup)?;
-    let mut outcome = run(program, &allocator, &|_, _| {})?;
+    let mut outcome = run(program, &allocator, &|_, _| {}, map)?;
     outcome.makespan_ns = driver.makespan().and_then(|m| u64::try_from(m.as_nanos()).ok());
     outcome.take_report(&driver, allocator.report());
     outcome.lost.allocations = allocator.live().len() as u64;
@@ -84,6 +110,7 @@ fn run<D: Touch>(
     program: &Program,
     allocator: &Allocator<D>,
     after: &(dyn Fn(usize, Option<Addr>) + Sync),
+    map: bool,
 ) -> Result<Outcome, ReplayError> {
     program.check().map_err(ReplayError::Fault)?;
     let step = |table: &mut Table<D>, at: usize| {
@@ -121,9 +148,11 @@ fn run<D: Touch>(
             (from..to).try_for_each(|at| step(table, at))
         })
     };
+    let map = map.then(|| allocator.memory_map());
     table.free_all();
     ran?;
     Ok(Outcome {
+        map,
         trace: program.name.clone(),
         calls: count as u64,
         streams: table.opened,
@@ -329,7 +358,8 @@ impl<D: Touch> Table<D> {
     }
 
     fn open(&mut self, number: StreamNo) -> Result<(), Error> {
-        let stream = self.allocator.stream()?;
+        // Nothing on it waits for what another stream does later.
+        let stream = self.allocator.stream()?.dependable();
         self.allocator.driver().number(stream.native(), u64::from(number.0))?;
         self.streams.insert(number, stream);
         self.opened += 1;

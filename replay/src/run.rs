@@ -16,10 +16,12 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use millpond::Error;
+use millpond::report::MemoryMap;
 use millpond::{Allocation, Allocator, Event, Stream};
 use millpond_driver::random::stirred;
 use millpond_driver::{Called, Caller};
 use millpond_trace::Access;
+use std::sync::{Mutex, PoisonError};
 
 /// How many acts pass between two reports of progress.
 const REPORTED: usize = 4096;
@@ -38,6 +40,8 @@ pub(super) struct Stage<'a, D: Touch> {
     pub(super) allocator: &'a Allocator<D>,
     pub(super) driver: &'a D,
     pub(super) streams: &'a [Stream<D>],
+    /// The log's time, in nanoseconds: that of the last act, over all passes.
+    pub(super) now: &'a AtomicU64,
 }
 
 /// A slot: a block while one lives in it.
@@ -216,8 +220,11 @@ pub(super) struct Pass<'a, D: Touch> {
     calls: AtomicU64,
     /// For a device that judges: which call of the log each act is, or comes behind.
     numbers: Vec<u32>,
-    /// When the pass began, on the device's clock.
-    began: Duration,
+    /// When the pass began, on the device's clock and on the log's.
+    began: (Duration, Duration),
+    /// Behind which act a map is made.
+    map_behind: Option<usize>,
+    map: Mutex<Option<MemoryMap>>,
 }
 
 impl<'a, D: Touch> Pass<'a, D> {
@@ -235,15 +242,45 @@ impl<'a, D: Touch> Pass<'a, D> {
             lives: Vec::new(),
             calls: AtomicU64::new(0),
             numbers,
-            began: Duration::ZERO,
+            began: (Duration::ZERO, Duration::ZERO),
+            map_behind: None,
+            map: Mutex::new(None),
         }
+    }
+
+    /// A map is to be made when most is live.
+    pub(super) fn map_at_the_peak(&mut self) {
+        let (mut live, mut most, mut of) = (0, 0, vec![0; self.plan.slots as usize]);
+        for (at, act) in self.plan.acts.iter().enumerate() {
+            let slot: &mut u64 = &mut of[act.slot as usize];
+            match act.what {
+                What::Alloc { bytes, .. } => {
+                    live += bytes;
+                    *slot = bytes;
+                }
+                What::Free | What::FreeOn { .. } => live -= core::mem::take(slot),
+                What::CrossStreamUse { .. } => {}
+            }
+            if live > most {
+                (most, self.map_behind) = (live, Some(at));
+            }
+        }
+    }
+
+    /// The map that was made.
+    pub(super) fn take_map(&mut self) -> Option<MemoryMap> {
+        self.map.get_mut().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// While this lives, the calling thread is at an act, whose time has come.
     #[inline]
     pub(super) fn called(&self, at: usize) -> Called<D> {
         if let Some(&time) = self.plan.times.get(at) {
-            self.stage.driver.idle_until(self.began + time);
+            let (began, began_in_log) = self.began;
+            if self.plan.paced {
+                self.stage.driver.idle_until(began + time);
+            }
+            self.stage.now.store((began_in_log + time).as_nanos() as u64, Ordering::Relaxed);
         }
         Called::at(Caller::Call(self.numbers.get(at).copied().map_or(0, u64::from)))
     }
@@ -261,7 +298,8 @@ impl<'a, D: Touch> Pass<'a, D> {
 
     /// Runs all acts once, then frees what is left, also after a request that failed.
     pub(super) fn run(&mut self, racy: bool) -> Result<(), Halt> {
-        self.began = self.stage.driver.host_time();
+        let in_log = Duration::from_nanos(self.stage.now.load(Ordering::Relaxed));
+        self.began = (self.stage.driver.host_time(), in_log);
         let mut lives = core::mem::take(&mut self.lives);
         lives.resize_with(self.plan.slots as usize, Life::default);
         let ran = match self.plan.threads {
@@ -276,6 +314,19 @@ impl<'a, D: Touch> Pass<'a, D> {
 
     /// A stretch of acts, one after the other, on the calling thread.
     pub(super) fn stretch(&self, lives: &mut [Life<D>], from: usize, to: usize) -> Result<(), Halt> {
+        let Some(last) = self.map_behind.filter(|last| (from..to).contains(last)) else {
+            return self.acts(lives, from, to);
+        };
+        self.acts(lives, from, last + 1)?;
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        if map.is_none() {
+            *map = Some(self.stage.allocator.memory_map());
+        }
+        drop(map);
+        self.acts(lives, last + 1, to)
+    }
+
+    fn acts(&self, lives: &mut [Life<D>], from: usize, to: usize) -> Result<(), Halt> {
         let mut at = from;
         for some in self.plan.acts[from..to].chunks(REPORTED) {
             let mut calls = 0;

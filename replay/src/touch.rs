@@ -1,4 +1,4 @@
-//! What a device must be able to do, to be replayed on: touch memory in stream order, and say what it saw.
+//! What a device must be able to do, to be replayed on: access memory in stream order, and report what it found.
 //!
 //! A replay that only allocated and freed would prove nothing. So each block is filled with a word of its own and checked
 //! for it. How, is the driver's: the simulator launches pattern kernels, [`Null`] has no memory and does nothing. This
@@ -15,7 +15,7 @@ use millpond_sim::null::Null;
 use millpond_sim::{Launch, Sim};
 use millpond_trace::Access;
 
-/// A device that work can be replayed on: its launches and copies by addresses, and its eyes.
+/// A device that work can be replayed on: its launches and copies by addresses, and what its judges found.
 ///
 /// Every method with a default does nothing on a device that has no such thing.
 #[allow(unsafe_code, reason = "addresses may be pinned memory, where Rust references may lead")]
@@ -93,7 +93,7 @@ pub trait Touch: Driver {
         Ok(0)
     }
 
-    /// The device answers the next so many questions about completion with "not yet"; after 0 it answers truly again.
+    /// The device answers the next so many queries for completion with "not yet"; after 0 it answers truly again.
     fn not_ready(&self, times: u32) {
         let _ = times;
     }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_goes_on_and_nobody_hangs() {
+    fn a_panic_goes_on_and_no_thread_hangs() {
         let step = |(): &mut (), from: usize, _| {
             assert_ne!(from, 3, "planted");
             Ok::<(), ()>(())

@@ -33,7 +33,15 @@ const RUN_MOST: u64 = 24;
 const SOON: usize = 32;
 
 /// How to replay a log. The defaults are the log's own streams and threads, no uses, one pass.
+///
+/// ```
+/// use millpond_replay::Workload;
+/// let spread = Workload::default().streams(4).uses(0.1).seed(7);
+/// assert_eq!((spread.streams, spread.threads, spread.repeat), (Some(4), None, 1));
+/// ```
 #[derive(Clone, PartialEq, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "options, each by itself")]
+#[non_exhaustive]
 pub struct Workload {
     /// Over how many streams; `None`: the log's own.
     pub streams: Option<u32>,
@@ -57,6 +65,9 @@ pub struct Workload {
     pub racy: bool,
     /// How often the whole log is run, on one allocator; at least 1.
     pub repeat: u32,
+    /// Whether a [map](super::Outcome::map) is made when the most bytes are live in the first pass, as requested. Only where calls are made in the order of the
+    /// log.
+    pub map: bool,
 }
 
 impl Default for Workload {
@@ -72,8 +83,26 @@ impl Default for Workload {
             legacy: false,
             racy: false,
             repeat: 1,
+            map: false,
         }
     }
+}
+
+macro_rules! setters {
+    ($($option:ident: $type:ty),+) => {
+        impl Workload {
+            $(#[doc = concat!("Sets [`Workload::", stringify!($option), "`].")]
+            #[must_use]
+            pub fn $option(self, $option: $type) -> Workload {
+                Workload { $option: $option.into(), ..self }
+            })+
+        }
+    };
+}
+
+setters! {
+    streams: impl Into<Option<u32>>, threads: impl Into<Option<u32>>, uses: f64, seed: u64, broken: f64, run_ahead: u64, paced: bool, legacy: bool,
+    racy: bool, repeat: u32, map: bool
 }
 
 /// One thing to do.
@@ -146,8 +175,10 @@ pub(super) struct Plan {
     /// The stream that stands for the legacy default stream.
     pub(super) legacy: Option<u16>,
     pub(super) peak_live: u64,
-    /// When each act happens, from the first call on; empty if the host waits for no act's time.
+    /// When each act happens, from the first call on; empty if the log has no times.
     pub(super) times: Vec<Duration>,
+    /// Whether the host waits for them.
+    pub(super) paced: bool,
 }
 
 /// What is drawn from a seed.
@@ -215,7 +246,7 @@ impl Workload {
         self.check()?;
         let info = log.info();
         let (mut groups, mut streams) = self.groups(log);
-        let threads = self.threads(log, info.threads)?;
+        let threads = self.threads_over(log, info.threads)?;
         if self.uses > 0.0 && streams == 1 {
             streams = 2;
         }
@@ -228,6 +259,7 @@ impl Workload {
                 freed_at[call.block().0 as usize] = at;
             }
         }
+        let first = log.calls.first().map_or(0, Call::micros);
         let mut planner = Planner {
             workload: self,
             random: Seeded(SplitMix64::new(self.seed)),
@@ -249,8 +281,10 @@ impl Workload {
                 legacy,
                 peak_live: info.peak_live,
                 times: Vec::new(),
+                paced: self.paced,
             },
-            first: log.calls.first().map_or(0, Call::micros),
+            first,
+            has_times: log.calls.last().is_some_and(|call| call.micros() > first),
         };
         for (at, call) in log.calls.iter().enumerate() {
             planner.call(at, call, &mut groups, &freed_at);
@@ -301,7 +335,7 @@ impl Workload {
         (groups, wanted as u16)
     }
 
-    fn threads(&self, log: &Log, used: u64) -> Result<u16, ReplayError> {
+    fn threads_over(&self, log: &Log, used: u64) -> Result<u16, ReplayError> {
         let highest = log.calls.iter().map(|c| u64::from(c.thread().0) + 1).max().unwrap_or(1);
         let wanted = self.threads.map_or(highest, u64::from);
         if wanted > u64::from(THREADS_MOST) {
@@ -340,6 +374,8 @@ struct Planner<'a> {
     calls: usize,
     /// When the first of them was made, in microseconds.
     first: u64,
+    /// Whether a later one was made at another time.
+    has_times: bool,
     /// How long after it the call is made that is looked at.
     now: Duration,
     homes: Vec<Home>,
@@ -356,7 +392,7 @@ impl Planner<'_> {
         let turn = &mut self.turns[slot as usize];
         self.plan.acts.push(Act { what, slot, turn: *turn, stream, thread });
         *turn += 1;
-        if self.workload.paced {
+        if self.has_times {
             self.plan.times.push(self.now);
         }
     }

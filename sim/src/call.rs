@@ -90,6 +90,10 @@ calls! {
     Unmap = "cuMemUnmap", 0;
     /// Give physical memory back; 0.2 ns a KiB on top.
     Release = "cuMemRelease", 6_600;
+    /// A file descriptor of physical memory. The price is an estimate.
+    Export = "cuMemExportToShareableHandle", 5_000;
+    /// Physical memory of a file descriptor. The price is an estimate.
+    Import = "cuMemImportFromShareableHandle", 5_000;
     /// A kernel.
     LaunchKernel = "cuLaunchKernel", 2_600;
     /// A host function.

@@ -123,7 +123,7 @@ impl Sim {
                 return Ok(());
             }
             let Some(HostFunction { name, ranges, code }) = function.take() else { return Ok(()) };
-            w.tell(key, &name, &ranges);
+            w.report_operation(key, &name, &ranges);
             w.submit(key, Booking::instant(), Action::Host { name, code });
             Ok(())
         });

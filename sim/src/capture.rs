@@ -137,7 +137,7 @@ impl World {
         Err(refused(
             call,
             900,
-            "the stream is capturing, which this call has destroyed: ask is_capturing first",
+            "the stream is capturing, which this call has destroyed: query is_capturing first",
         ))
     }
 
@@ -173,9 +173,9 @@ impl World {
         Ok(false)
     }
 
-    /// A query of an event that was last recorded in capture `from`: it ends a capture that is active, and is refused in any case. The codes are a
-    /// driver's (docs/ordering.md, O9).
-    pub(super) fn asked_of_captured(&mut self, from: u32, call: Call) -> DriverError {
+    /// A query of an event that was last recorded in capture `from`: it ends a capture that is active, and is refused in any case. The codes are those
+    /// of CUDA's driver (docs/ordering.md, O9).
+    pub(super) fn query_of_captured(&mut self, from: u32, call: Call) -> DriverError {
         let goes_on = self.captures.iter().any(|c| c.key == from);
         self.invalidate_capture(from, call);
         let code = if goes_on { 907 } else { 1 };
@@ -204,7 +204,7 @@ impl World {
                     if let Some(mine) = mine {
                         self.invalidate_capture(mine, call);
                     }
-                    return Err(self.asked_of_captured(from, call));
+                    return Err(self.query_of_captured(from, call));
                 };
                 if mine.is_none() {
                     self.captures[index].streams.push(key);

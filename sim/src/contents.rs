@@ -80,7 +80,7 @@ impl Contents {
             return;
         }
         let (mut start, mut end) = (at, at + len);
-        self.carve(start, end);
+        self.remove_range(start, end);
         if let Bytes::Word(word) = bytes {
             if let Some((&s, run)) = self.runs.range(..start).next_back()
                 && run.end == start
@@ -100,7 +100,7 @@ impl Contents {
     }
 
     /// Removes what lies in a range, keeping what extends beyond it on either side.
-    fn carve(&mut self, start: u64, end: u64) {
+    fn remove_range(&mut self, start: u64, end: u64) {
         if let Some((&s, run)) = self.runs.range_mut(..start).next_back()
             && run.end > start
         {

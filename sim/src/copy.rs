@@ -58,7 +58,7 @@ impl World {
         if bytes == 0 || self.recorded(key, call)? {
             return Ok(());
         }
-        self.tell(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
+        self.report_operation(key, name, &[touch(src.0, bytes, Read), touch(dst.0, bytes, Write)]);
         let copy = Action::Copy { name, dst: dst.0, src: src.0, bytes, reach };
         let engine = if into.is_some() { Engine::Out } else { Engine::Compute };
         let mut booking = Booking::on(engine, engine.nanos(bytes));
@@ -123,7 +123,7 @@ unsafe impl Copies for Sim {
             if bytes == 0 || w.recorded(key, call)? {
                 return Ok(());
             }
-            w.tell(key, "fill", &[touch(dst.0, bytes, Write)]);
+            w.report_operation(key, "fill", &[touch(dst.0, bytes, Write)]);
             let booking = Booking::on(Engine::Compute, Engine::Compute.nanos(bytes));
             let word = u64::from_le_bytes([value; 8]);
             let (addr, reach) = (dst.0, Reach::Anywhere);
@@ -156,11 +156,11 @@ impl Sim {
             }
             let write = touch(dst, bytes, Write);
             let action = if pinned {
-                w.tell(key, "copy from pinned memory", &[touch(host, bytes, Read), write]);
+                w.report_operation(key, "copy from pinned memory", &[touch(host, bytes, Read), write]);
                 let name = "copy from pinned memory";
                 Action::Copy { name, dst, src: host, bytes, reach: Reach::Anywhere }
             } else {
-                w.tell(key, "copy from pageable memory", &[write]);
+                w.report_operation(key, "copy from pageable memory", &[write]);
                 // SAFETY: forwarded from this function's caller.
                 let data = if w.memory.contents { unsafe { staged(src, bytes) } } else { Box::default() };
                 Action::Staged { dst, data }
@@ -194,12 +194,12 @@ impl Sim {
                 (touch(src.0, bytes, Read), Booking::on(Engine::Out, Engine::Out.nanos(bytes)));
             if pinned {
                 let name = "copy to pinned memory";
-                w.tell(key, name, &[read, touch(host, bytes, Write)]);
+                w.report_operation(key, name, &[read, touch(host, bytes, Write)]);
                 let reach = Reach::Anywhere;
                 w.submit(key, booking, Action::Copy { name, dst: host, src: src.0, bytes, reach });
                 return Ok(None);
             }
-            w.tell(key, "copy to pageable memory", &[read]);
+            w.report_operation(key, "copy to pageable memory", &[read]);
             let (position, finish) = w.submit(key, booking, Action::Mark);
             Ok(Some((key, position, w.stream(key).operations, finish)))
         };

@@ -1,4 +1,4 @@
-//! Copies of rows, and copies to another device: the rarer half of [`Copies`](millpond_driver::Copies).
+//! Copies of rows, and copies to another device: the less used half of [`Copies`](millpond_driver::Copies).
 //!
 //! A copy of rows is one operation: the oracle gets each row, and the contents move row by row when it runs. One host
 //! side has to be pinned, in one pinned range; a pageable one is refused. This file does not know what the bytes mean.
@@ -64,7 +64,7 @@ impl Sim {
                 .iter()
                 .flat_map(|(to, from)| [touch(from.0, width, Read), touch(to.0, width, Write)])
                 .collect();
-            w.tell(key, name, &touched);
+            w.report_operation(key, name, &touched);
             let ranges = Ranges::from_slice(&[touch(from, from_span, Read), touch(to, to_span, Write)]);
             let body = Box::new(move |memory: &mut KernelMemory<'_>| {
                 let mut row = vec![0; width as usize];

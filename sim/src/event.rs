@@ -63,7 +63,7 @@ impl World {
     /// Whether the answer to a query is yes, planted answers included; the oracle sees a yes.
     fn ask(&mut self, sim: &Sim, event: &SimEvent, call: Call) -> DriverResult<bool> {
         if let Some(from) = self.event(sim, event, call)?.capture {
-            return Err(self.asked_of_captured(from, call));
+            return Err(self.query_of_captured(from, call));
         }
         let state = self.event(sim, event, call)?;
         if state.not_ready > 0 {
@@ -100,7 +100,7 @@ impl World {
     }
 
     /// The wait could not end.
-    fn waited_in_vain(&mut self, device: usize) {
+    fn count_impossible_wait(&mut self, device: usize) {
         self.devices[device].host_waits += 1;
         self.devices[device].endless_waits += 1;
     }
@@ -119,7 +119,7 @@ pub(super) fn must_reach(
 ) -> DriverResult<()> {
     exec::reach(world, goals).map_err(|stuck| {
         let mut world = world.borrow_mut();
-        world.waited_in_vain(device);
+        world.count_impossible_wait(device);
         let called = world.called(stuck.stream);
         DriverError::new(
             call.name(),
@@ -166,7 +166,7 @@ unsafe impl Fences for Sim {
             let key = w.key_by_handle(key);
             let s = w.stream(key);
             let unmanaged = stream.0.unmanaged;
-            Ok(StreamInfo { id: s.id, device: w.devices[s.device].id, kind: s.kind, unmanaged })
+            Ok(StreamInfo::new(s.id, w.devices[s.device].id, s.kind).unmanaged(unmanaged))
         })
     }
 
@@ -313,7 +313,7 @@ unsafe impl Fences for Sim {
         let begin = |w: &mut World| {
             let state = w.event(self, event, call)?;
             if let Some(from) = state.capture {
-                return Err(w.asked_of_captured(from, call));
+                return Err(w.query_of_captured(from, call));
             }
             let (points, finish) = (state.points.clone(), state.finish.at);
             let refused = state.not_ready > 0;
@@ -333,7 +333,7 @@ unsafe impl Fences for Sim {
                 return gave_up();
             };
             if exec::reach(guard, goals).is_err() {
-                guard.borrow_mut().waited_in_vain(self.index());
+                guard.borrow_mut().count_impossible_wait(self.index());
                 return gave_up();
             }
             let mut world = guard.borrow_mut();

@@ -127,7 +127,7 @@ impl World {
         points.iter().all(|&(k, p)| self.done(k) >= p)
     }
 
-    /// The last positions of all streams of a device that have pending work, those of dead streams included.
+    /// The last positions of all streams of a device that have pending work, those of destroyed streams included.
     pub(super) fn pending(&self, device: Option<usize>) -> Points {
         let of_device = |k: &&StreamKey| device.is_none_or(|d| self.stream(**k).device == d);
         self.active.iter().filter(of_device).map(|&k| (k, self.stream(k).submitted)).collect()
@@ -216,13 +216,13 @@ impl World {
         stream.done += 1;
         stream.running = false;
         if stream.queue.is_empty() {
-            let (index, dead) = (stream.active_at, stream.destroyed);
+            let (index, destroyed) = (stream.active_at, stream.destroyed);
             self.active.swap_remove(index);
             if let Some(&moved) = self.active.get(index) {
                 self.stream_mut(moved).active_at = index;
             }
-            if dead {
-                self.bury(key);
+            if destroyed {
+                self.remove_stream(key);
             }
         }
     }
@@ -352,10 +352,10 @@ pub(super) fn run_all(cell: &RefCell<World>) -> bool {
 pub(super) fn woken(cell: &RefCell<World>) {
     let mut world = cell.borrow_mut();
     world.hold.opened |= world.schedule == Schedule::Earliest;
-    let tosses = matches!(world.schedule, Schedule::Random(_)) && world.callbacks == 0;
+    let is_random = matches!(world.schedule, Schedule::Random(_)) && world.callbacks == 0;
     drop(world);
-    if tosses {
-        toss(cell);
+    if is_random {
+        run_randomly(cell);
     }
     wake_up(cell);
 }
@@ -376,7 +376,7 @@ fn wake_up(cell: &RefCell<World>) {
 }
 
 /// What the schedule does after a call of the host.
-pub(super) fn settle(cell: &RefCell<World>) {
+pub(super) fn after_call(cell: &RefCell<World>) {
     let mut world = cell.borrow_mut();
     let fresh = world.fresh.take();
     if world.callbacks > 0 {
@@ -396,13 +396,13 @@ pub(super) fn settle(cell: &RefCell<World>) {
         }
         Schedule::Random(_) => {
             drop(world);
-            toss(cell);
+            run_randomly(cell);
         }
     }
 }
 
-/// The coin decides how much runs now.
-fn toss(cell: &RefCell<World>) {
+/// A random number decides how much runs now.
+fn run_randomly(cell: &RefCell<World>) {
     loop {
         let mut world = cell.borrow_mut();
         if world.active.is_empty() || world.random.next() & 1 == 0 {
@@ -430,7 +430,7 @@ pub(super) fn tick(cell: &RefCell<World>) {
     let schedule = cell.borrow().schedule;
     match schedule {
         Schedule::Latest => {}
-        Schedule::Random(_) => toss(cell),
+        Schedule::Random(_) => run_randomly(cell),
         Schedule::Earliest => loop {
             let mut world = cell.borrow_mut();
             let hold = &mut world.hold;

@@ -154,7 +154,7 @@ impl Sim {
     /// # Panics
     /// When the call cannot fail, or `nth` is 0.
     pub fn fail(&self, call: Call, nth: u64, kind: DriverErrorKind) {
-        assert!(call.can_fail(), "{} has nobody to tell of a failure", call.name());
+        assert!(call.can_fail(), "{} returns no error and cannot fail", call.name());
         assert!(nth > 0, "the next call is number 1");
         self.lock().borrow_mut().faults.planted.push((When::Countdown(call, nth), kind));
     }

@@ -29,18 +29,24 @@ unsafe impl Host for Sim {
             if bytes == 0 || !bytes.is_multiple_of(512) {
                 return Err(invalid(
                     call,
-                    format!("asked to pin {bytes} bytes: ask for a multiple of 512, not 0"),
+                    format!(
+                        "requested {bytes} bytes of pinned memory: the size must be a multiple of 512, not 0"
+                    ),
                 ));
             }
             let pinned: u64 = w.devices.iter().map(|d| d.pinned).sum();
             let free = w.pinned_capacity.saturating_sub(pinned);
             if bytes > free {
-                let message = format!("asked to pin {bytes} bytes; {free} of {} are free", w.pinned_capacity);
+                let message = format!(
+                    "requested {bytes} bytes of pinned memory; {free} of {} are free",
+                    w.pinned_capacity
+                );
                 return Err(DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message));
             }
             let block = HostBlock::new(bytes).ok_or_else(|| {
-                let message =
-                    format!("asked to pin {bytes} bytes; this machine has no room for them: pin less");
+                let message = format!(
+                    "requested {bytes} bytes of pinned memory; this machine has no room for them: pin less"
+                );
                 DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message)
             })?;
             let ptr = block.base;

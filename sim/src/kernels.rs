@@ -91,8 +91,8 @@ mod tests {
             ([u32::MAX; 3], false),
         ];
         for (threads, runs) in sizes {
-            let grid = Grid { blocks: [1; 3], threads, shared_bytes: 0 };
-            let launch = KernelLaunch { kernel: &NOTHING, grid, arguments: &[], ranges: &[] };
+            let grid = Grid::of([1; 3], threads);
+            let launch = KernelLaunch::new(&NOTHING, grid, &[], &[]);
             // SAFETY: it touches nothing.
             #[allow(unsafe_code, reason = "kernels work on raw addresses")]
             let launched = unsafe { sim.launch_kernel(&launch, &stream) };

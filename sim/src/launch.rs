@@ -302,7 +302,7 @@ impl Sim {
                 return Ok(());
             }
             let Some(Launch { name, ranges, nanos, does }) = launch.take() else { return Ok(()) };
-            w.tell(key, &name, &ranges);
+            w.report_operation(key, &name, &ranges);
             let bytes = ranges.iter().fold(0u64, |sum, r| sum.saturating_add(r.bytes));
             let nanos = nanos.unwrap_or_else(|| Engine::Compute.nanos(bytes));
             let tag = ranges.first().and_then(|r| r.tag);
@@ -330,7 +330,7 @@ impl Sim {
             let gate = w.gates.len() as u32;
             w.gates.push(false);
             if !w.recorded(key, call)? {
-                w.tell(key, "gate", &[]);
+                w.report_operation(key, "gate", &[]);
                 w.submit(key, Booking::instant(), Action::Gate(gate));
             }
             Ok(gate)
@@ -348,7 +348,7 @@ impl Sim {
 
 /// An endless kernel, until opened.
 #[derive(Debug)]
-#[must_use = "a gate that nobody can open stays closed"]
+#[must_use = "a dropped gate can never be opened"]
 pub struct Gate {
     sim: Sim,
     gate: u32,

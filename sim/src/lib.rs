@@ -2,7 +2,7 @@
 //!
 //! A [`Sim`] is one device: plain, virtual and pinned memory, streams, events, copies and kernels, with the behaviour of
 //! the real driver, down to handle values that come back and frees that wait. It is public so that programs can be
-//! tested on it with or without this crate's allocator. Three parts check:
+//! tested on it with or without an allocator. Three parts check:
 //!
 //! 1. the [`oracle`], which sees every operation at its submission, judges happens-before, which does not depend on when
 //!    the device runs;
@@ -13,6 +13,13 @@
 //! It does not know heaps, pools or laws: an allocator notifies it by [`Driver::note`] of what it hands out, and of nothing
 //! else. It never sleeps, and with one host thread it is deterministic. Virtual time ([`Sim::makespan`]) follows
 //! a simple model of engines and prices; it never decides what runs.
+//!
+//! A simulator is slow without optimisation. To make it fast in a debug build, add to the `Cargo.toml` of your workspace:
+//!
+//! ```toml
+//! [profile.dev.package.millpond-sim]
+//! opt-level = 2
+//! ```
 //!
 //! | file | idea |
 //! |---|---|
@@ -72,6 +79,8 @@ pub mod oracle;
 mod plain;
 mod rate;
 mod recording;
+#[cfg(unix)]
+mod shared;
 mod stream;
 mod verdict;
 mod virt;
@@ -144,7 +153,7 @@ impl Sim {
     /// # Panics
     /// Above 65,534 devices: there are no more addresses.
     pub fn devices(count: u32, capacity_bytes: u64) -> Vec<Sim> {
-        assert!(count < 65_535, "{count} devices asked for, 65534 fit into the address space");
+        assert!(count < 65_535, "{count} devices requested, 65534 fit into the address space");
         let shared = World::with_devices(count, capacity_bytes);
         (0..count as usize).map(|index| Sim { shared: shared.clone(), index, slot: Arc::default() }).collect()
     }
@@ -425,7 +434,7 @@ impl Sim {
             }
             result
         };
-        exec::settle(guard);
+        exec::after_call(guard);
         if result.is_ok() {
             let mut world = guard.borrow_mut();
             for key in world.faults.captures(call) {
@@ -472,7 +481,7 @@ impl Driver for Sim {
         world.called_from(Caller::outermost());
         let host = world.host();
         if let Some(oracle) = &mut world.oracle {
-            oracle.allocator_tells();
+            oracle.allocator_reports();
         }
         let known = |id| world.by_id(id).expect("a note names a stream of this world by its unique number");
         match note {

@@ -66,6 +66,8 @@ pub(super) struct Phys {
     pub(super) backing: Backing,
     pub(super) mapped: u32,
     pub(super) released: bool,
+    /// Those who imported it and have not released it, by number.
+    pub(super) imports: SmallVec<[u32; 1]>,
     pub(super) store: Store,
 }
 
@@ -162,7 +164,10 @@ impl MemoryMap {
     pub(super) fn create(&mut self, device: usize, bytes: u64, backing: Backing, store: Store) -> PhysKey {
         let key = PhysKey(self.next_phys);
         self.next_phys += 1;
-        self.pieces.insert(key.0, Phys { bytes, device, backing, mapped: 0, released: false, store });
+        self.pieces.insert(
+            key.0,
+            Phys { bytes, device, backing, mapped: 0, released: false, imports: SmallVec::new(), store },
+        );
         key
     }
     pub(super) fn phys(&self, key: PhysKey) -> Option<&Phys> {
@@ -173,10 +178,25 @@ impl MemoryMap {
         if let Some(p) = self.pieces.get_mut(&key.0) {
             p.released = true;
         }
-        self.bury(key)
+        self.remove_if_unused(key)
     }
-    fn bury(&mut self, key: PhysKey) -> Option<Phys> {
-        let gone = self.pieces.get(&key.0).is_some_and(|p| p.released && p.mapped == 0);
+    /// One more owner of a live piece; its number.
+    pub(super) fn import(&mut self, key: PhysKey) -> Option<u32> {
+        let number = self.next_map;
+        self.pieces.get_mut(&key.0)?.imports.push(number);
+        self.next_map += 1;
+        Some(number)
+    }
+    /// That owner releases it; returns whether it is gone (M2).
+    pub(super) fn release_import(&mut self, key: PhysKey, number: u32) -> Option<Phys> {
+        if let Some(p) = self.pieces.get_mut(&key.0) {
+            p.imports.retain(|import| *import != number);
+        }
+        self.remove_if_unused(key)
+    }
+    fn remove_if_unused(&mut self, key: PhysKey) -> Option<Phys> {
+        let gone =
+            self.pieces.get(&key.0).is_some_and(|p| p.released && p.mapped == 0 && p.imports.is_empty());
         if gone { self.pieces.remove(&key.0) } else { None }
     }
     /// Maps a whole piece at an address where nothing is.
@@ -196,7 +216,7 @@ impl MemoryMap {
         let mapping = self.table.remove(&addr)?;
         let piece = self.pieces.get_mut(&mapping.phys.0).expect("M2: a mapped piece lives");
         piece.mapped -= 1;
-        Some((mapping, self.bury(mapping.phys)))
+        Some((mapping, self.remove_if_unused(mapping.phys)))
     }
     /// The mapping that begins here.
     pub(super) fn at(&self, addr: u64) -> Option<&Mapping> {

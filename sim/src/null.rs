@@ -184,12 +184,7 @@ impl Null {
 
     /// The default stream: number 0, ordered with blocking streams on devices that order anything.
     pub fn default_stream(&self) -> NullStream {
-        NullStream(StreamInfo {
-            id: StreamId(0),
-            device: self.0.device,
-            kind: StreamKind::LegacyDefault,
-            unmanaged: false,
-        })
+        NullStream(StreamInfo::new(StreamId(0), self.0.device, StreamKind::LegacyDefault))
     }
 
     /// Of virtual memory, what was not given back: reservations, handles and mappings.
@@ -228,7 +223,7 @@ impl Null {
 
     fn is_full(&self, call: Call, bytes: u64) -> DriverError {
         let free = self.0.capacity - self.reserved();
-        let message = format!("asked for {bytes} bytes; {free} of {} are free", self.0.capacity);
+        let message = format!("requested {bytes} bytes; {free} of {} are free", self.0.capacity);
         refused(call, DriverErrorKind::OutOfMemory, message)
     }
 }
@@ -258,7 +253,7 @@ fn whole_granules(call: Call, bytes: u64) -> DriverResult<()> {
     Err(refused(
         call,
         DriverErrorKind::InvalidValue,
-        format!("asked for {bytes} bytes; a driver is asked for a multiple of {GRANULE_BYTES} above 0"),
+        format!("requested {bytes} bytes; the size must be a multiple of {GRANULE_BYTES} above 0"),
     ))
 }
 
@@ -307,7 +302,7 @@ unsafe impl Memory for Null {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.count(Call::MemoryInfo);
         let total = self.0.capacity;
-        Ok(MemoryInfo { free: total - self.reserved(), total })
+        Ok(MemoryInfo::new(total - self.reserved(), total))
     }
 
     fn allocate_raw(&self, bytes: u64) -> DriverResult<Addr> {
@@ -383,7 +378,7 @@ unsafe impl Fences for Null {
         self.count(Call::CreateStream);
         let id = StreamId(self.0.next_stream.fetch_add(1, Ordering::Relaxed));
         let kind = if options.blocking { StreamKind::Blocking } else { StreamKind::NonBlocking };
-        Ok(NullStream(StreamInfo { id, device: self.0.device, kind, unmanaged: false }))
+        Ok(NullStream(StreamInfo::new(id, self.0.device, kind)))
     }
 
     /// Not counted: the stream itself knows its identity.

@@ -48,7 +48,7 @@ unsafe impl Memory for Sim {
     fn memory_info(&self) -> DriverResult<MemoryInfo> {
         self.call(Call::MemGetInfo, |w| {
             let d = &w.devices[self.index()];
-            Ok(MemoryInfo { free: d.capacity - d.reserved, total: d.capacity })
+            Ok(MemoryInfo::new(d.capacity - d.reserved, d.capacity))
         })
     }
 
@@ -59,7 +59,7 @@ unsafe impl Memory for Sim {
             if bytes == 0 || !bytes.is_multiple_of(512) {
                 return Err(invalid(
                     call,
-                    format!("asked for {bytes} bytes: ask for a multiple of 512, not 0"),
+                    format!("requested {bytes} bytes: the size must be a multiple of 512, not 0"),
                 ));
             }
             w.take_capacity(self.index(), bytes, call)?;

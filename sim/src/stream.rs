@@ -49,7 +49,7 @@ pub(super) struct Op {
 }
 
 /// One stream.
-#[allow(clippy::struct_excessive_bools, reason = "each says another thing, and none of the others")]
+#[allow(clippy::struct_excessive_bools, reason = "independent facts, any of which may hold together")]
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) id: StreamId,
@@ -126,10 +126,10 @@ impl Booking {
 
 impl World {
     pub(super) fn stream(&self, key: StreamKey) -> &StreamState {
-        self.streams[key.0 as usize].as_ref().expect("a resolved stream is not buried")
+        self.streams[key.0 as usize].as_ref().expect("a resolved stream is not removed")
     }
     pub(super) fn stream_mut(&mut self, key: StreamKey) -> &mut StreamState {
-        self.streams[key.0 as usize].as_mut().expect("a resolved stream is not buried")
+        self.streams[key.0 as usize].as_mut().expect("a resolved stream is not removed")
     }
 
     /// A new stream under a native handle.
@@ -283,7 +283,7 @@ impl World {
             StreamKind::NonBlocking => {}
             StreamKind::LegacyDefault => {
                 // E4: behind all blocking streams. Those without work since the last legacy operation are behind it.
-                booking.ready.and(&End::at(self.devices[device].buried_finish));
+                booking.ready.and(&End::at(self.devices[device].removed_finish));
                 for other in std::mem::take(&mut self.devices[device].since_legacy) {
                     if let Some(o) = &mut self.streams[other.0 as usize] {
                         o.since_legacy = false;
@@ -367,17 +367,17 @@ impl World {
             oracle.stream_destroyed(key);
         }
         if drained {
-            self.bury(key);
+            self.remove_stream(key);
         }
     }
 
     /// Removes a destroyed stream whose work is done.
-    pub(super) fn bury(&mut self, key: StreamKey) {
+    pub(super) fn remove_stream(&mut self, key: StreamKey) {
         if let Some(s) = self.streams[key.0 as usize].take()
             && s.kind != StreamKind::NonBlocking
         {
             let device = &mut self.devices[s.device];
-            device.buried_finish = device.buried_finish.max(s.free_at.at);
+            device.removed_finish = device.removed_finish.max(s.free_at.at);
         }
     }
 
@@ -572,7 +572,7 @@ impl Sim {
     /// # Errors
     /// As [`Fences::create_stream`](millpond_driver::Fences::create_stream).
     pub fn blocking_stream(&self) -> DriverResult<SimStream> {
-        millpond_driver::Fences::create_stream(self, StreamOptions { blocking: true, priority: 0 })
+        millpond_driver::Fences::create_stream(self, StreamOptions::default().blocking(true))
     }
 }
 

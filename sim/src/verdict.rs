@@ -10,7 +10,7 @@ use core::fmt;
 
 /// Something was wrong: the oracle found violations, or operations found the wrong bytes, or both. Displays the first few of
 /// each, three lines for each, and is the same text whenever the program does the same.
-#[derive(Clone, Debug)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub struct SimVerdict {
     /// The oracle's verdict, if it found anything.
@@ -19,6 +19,13 @@ pub struct SimVerdict {
     pub mismatches: Vec<Mismatch>,
     /// How many mismatches there were.
     pub mismatches_total: u64,
+}
+
+/// The same text: what is printed by a `main` that returns it, or by `unwrap`.
+impl fmt::Debug for SimVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for SimVerdict {
@@ -43,8 +50,6 @@ impl fmt::Display for SimVerdict {
         }
     }
 }
-
-impl std::error::Error for SimVerdict {}
 
 impl Sim {
     /// Runs whatever is still queued and can run, then judges: returns the counts if the oracle found no violation and the contents no

@@ -10,10 +10,10 @@ use super::call::Call;
 use super::contents::Contents;
 use super::memory::{Backing, Store};
 use super::oracle::{PhysKey, Space};
-use super::world::{Device, GRANULARITY, World, bad_handle, invalid};
+use super::world::{Device, GRANULARITY, MAPPING, World, bad_handle, invalid};
 use millpond_driver::units::Addr;
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, Mapping, MappingFacts};
+use millpond_driver::{DriverResult, Mapping, MappingFacts, Properties};
 
 /// Windows of this size have tables of their own: the first mapping in one and the last out of it cost more.
 const WINDOW: u64 = 512 << 20;
@@ -25,6 +25,10 @@ pub struct SimHandle {
     device: usize,
     phys: PhysKey,
     bytes: u64,
+    /// Whether it can be exported.
+    shared: bool,
+    /// The number of the import, if it is one.
+    import: Option<u32>,
 }
 
 impl SimHandle {
@@ -40,7 +44,7 @@ fn check_size(bytes: u64, call: Call) -> DriverResult<()> {
     }
     Err(invalid(
         call,
-        format!("asked for {bytes} bytes: virtual memory comes in multiples of {GRANULARITY}, not 0"),
+        format!("requested {bytes} bytes: virtual memory comes in multiples of {GRANULARITY}, not 0"),
     ))
 }
 
@@ -67,7 +71,7 @@ impl Device {
 }
 
 impl World {
-    /// What makes addresses and handles asks this; a device that has neither refuses the rest anyway.
+    /// Called by whatever makes addresses and handles; a device that has neither refuses the rest anyway.
     fn supports_mapping(&self, call: Call) -> DriverResult<()> {
         if self.mapping.is_some() {
             return Ok(());
@@ -113,7 +117,10 @@ impl World {
 
     /// A handle that may still be mapped or released.
     fn live_handle(&self, sim: &Sim, handle: &SimHandle, call: Call) -> DriverResult<()> {
-        let live = self.memory.phys(handle.phys).is_some_and(|p| !p.released);
+        let live = self.memory.phys(handle.phys).is_some_and(|p| match handle.import {
+            None => !p.released,
+            Some(number) => p.imports.contains(&number),
+        });
         if handle.world == self.serial && handle.device == sim.index() && live {
             return Ok(());
         }
@@ -130,6 +137,35 @@ impl World {
         if let Some(oracle) = &mut self.oracle {
             oracle.memory_released(host, phys);
         }
+    }
+}
+
+#[cfg(unix)]
+impl Sim {
+    /// [`Mapping::import`] of whatever length the memory has, as the driver's call does.
+    ///
+    /// # Errors
+    /// The descriptor is of no memory of this device.
+    #[doc(hidden)]
+    pub fn import_any(&self, from: std::os::fd::BorrowedFd<'_>) -> DriverResult<SimHandle> {
+        self.import_of(from, None)
+    }
+
+    fn import_of(&self, from: std::os::fd::BorrowedFd<'_>, bytes: Option<u64>) -> DriverResult<SimHandle> {
+        let call = Call::Import;
+        self.call(call, |w| {
+            w.supports_mapping(call)?;
+            let found = super::shared::read(from).map_err(|e| invalid(call, format!("no memory: {e}")))?;
+            let [serial, device, phys, length] = found;
+            let phys = PhysKey(u32::try_from(phys).unwrap_or(u32::MAX));
+            let here = serial == w.serial && device == self.index() as u64;
+            let here = here && bytes.is_none_or(|bytes| bytes == length);
+            let import = if here { w.memory.import(phys) } else { None };
+            if import.is_none() {
+                return Err(invalid(call, "the descriptor is of no memory of this device and length"));
+            }
+            Ok(SimHandle { world: serial, device: self.index(), phys, bytes: length, shared: true, import })
+        })
     }
 }
 
@@ -191,10 +227,17 @@ unsafe impl Mapping for Sim {
     }
 
     fn create(&self, bytes: u64) -> DriverResult<SimHandle> {
+        self.create_with(bytes, Properties::default())
+    }
+
+    fn create_with(&self, bytes: u64, properties: Properties) -> DriverResult<SimHandle> {
         let call = Call::Create;
         self.call(call, |w| {
             w.supports_mapping(call)?;
             check_size(bytes, call)?;
+            if properties.and(MAPPING.may) != properties {
+                return Err(invalid(call, format!("physical memory has {:?} at most", MAPPING.may)));
+            }
             w.take_capacity(self.index(), bytes, call)?;
             let phys =
                 w.memory.create(self.index(), bytes, Backing::Virtual, Store::Device(Contents::new(0)));
@@ -202,8 +245,28 @@ unsafe impl Mapping for Sim {
             if let Some(oracle) = &mut w.oracle {
                 oracle.memory_created(phys, Space::Device, bytes);
             }
-            Ok(SimHandle { world: w.serial, device: self.index(), phys, bytes })
+            let shared = properties.file_descriptor;
+            Ok(SimHandle { world: w.serial, device: self.index(), phys, bytes, shared, import: None })
         })
+    }
+
+    /// The descriptor is of a file that has no name any more and says which memory it is: any simulated device of this world in this process can import it.
+    #[cfg(unix)]
+    fn export(&self, handle: &SimHandle) -> DriverResult<std::os::fd::OwnedFd> {
+        let call = Call::Export;
+        self.call(call, |w| {
+            w.live_handle(self, handle, call)?;
+            if !handle.shared {
+                return Err(invalid(call, "the handle was not created to be exported"));
+            }
+            let words = [w.serial, handle.device as u64, u64::from(handle.phys.0), handle.bytes];
+            super::shared::write(&words).map_err(|e| invalid(call, format!("no descriptor: {e}")))
+        })
+    }
+
+    #[cfg(unix)]
+    fn import(&self, from: std::os::fd::BorrowedFd<'_>, bytes: u64) -> DriverResult<SimHandle> {
+        self.import_of(from, Some(bytes))
     }
 
     unsafe fn map(&self, addr: Addr, handle: &SimHandle) -> DriverResult<()> {
@@ -268,7 +331,11 @@ unsafe impl Mapping for Sim {
         self.call(call, |w| {
             w.live_handle(self, handle, call)?;
             w.host_works(size_price(handle.bytes));
-            if w.memory.release(handle.phys).is_some() {
+            let gone = match handle.import {
+                None => w.memory.release(handle.phys),
+                Some(number) => w.memory.release_import(handle.phys, number),
+            };
+            if gone.is_some() {
                 w.handle_gone(handle.phys, handle.device, handle.bytes);
             }
             Ok(())

@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
 use millpond_driver::sync::{Arc, Ordering, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
-use millpond_driver::{Caller, DriverResult, MappingFacts, StreamKind};
+use millpond_driver::{Caller, DriverResult, MappingFacts, Properties, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
 use std::cell::RefCell;
 
@@ -67,7 +67,7 @@ pub(super) struct Device {
     /// Blocking streams with work since the last operation on the legacy stream.
     pub(super) since_legacy: Vec<StreamKey>,
     /// When the last work of destroyed blocking streams ends.
-    pub(super) buried_finish: u64,
+    pub(super) removed_finish: u64,
     pub(super) engines: Engines,
     /// When the last of all operations ends, in virtual nanoseconds.
     pub(super) last_finish: u64,
@@ -153,7 +153,8 @@ const HALF: u64 = 1 << 47;
 
 /// The unit of sizes and addresses in virtual memory.
 pub(super) const GRANULARITY: u64 = 2 << 20;
-pub(super) const MAPPING: MappingFacts = MappingFacts::new(GRANULARITY);
+pub(super) const MAPPING: MappingFacts =
+    MappingFacts::new(GRANULARITY).with(Properties::new(true, false, true));
 /// Plain allocations begin here in the lower half, so that no device address is a round number of terabytes.
 const PLAIN_START: u64 = 2 << 20;
 
@@ -218,7 +219,7 @@ impl World {
                 reservations: std::collections::BTreeMap::new(),
                 legacy: StreamKey(u32::MAX),
                 since_legacy: Vec::new(),
-                buried_finish: 0,
+                removed_finish: 0,
                 engines: Engines::default(),
                 last_finish: 0,
                 calls: [0; Call::ALL.len()],
@@ -325,7 +326,7 @@ impl World {
     }
 
     /// Reports an operation and the ranges it accesses to the oracle.
-    pub(super) fn tell(&mut self, stream: StreamKey, what: &str, touches: &[Touch]) {
+    pub(super) fn report_operation(&mut self, stream: StreamKey, what: &str, touches: &[Touch]) {
         self.stream_mut(stream).operations += 1;
         let host = self.host();
         let Some(oracle) = &mut self.oracle else { return };
@@ -354,7 +355,7 @@ impl World {
                 2,
                 DriverErrorKind::OutOfMemory,
                 format!(
-                    "asked for {bytes} bytes; {} of {} are free on {}",
+                    "requested {bytes} bytes; {} of {} are free on {}",
                     d.capacity - d.reserved,
                     d.capacity,
                     d.id

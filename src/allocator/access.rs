@@ -349,7 +349,7 @@ impl<D: Driver> fmt::Debug for Tracked<D> {
     }
 }
 
-/// From so many pending uses on, sorting them is cheaper than searching for each.
+/// From this number of pending uses on, sorting them is cheaper than searching for each.
 const SORTED_FROM: usize = 32;
 
 /// Adds a pending use to a set, which keeps the maximum of each stream. Epoch 0 is complete.
@@ -579,7 +579,13 @@ fn order_timeline_behind<D: Driver>(
         end_what_is_over(touches);
         return Err(e.into());
     }
+    for p in &pending {
+        via.registry.saw_edge(timeline, p.on);
+    }
     for Touch { of, .. } in touches.iter().filter(|t| !t.of.is_home(timeline)) {
+        if let Some(holder) = of.holder() {
+            via.registry.saw_edge(timeline, holder.home().id);
+        }
         of.note_admitted(via.driver, timeline.info.id);
     }
     for Touch { of, intent } in touches {
@@ -634,7 +640,7 @@ fn all_conflicts<D: Driver>(
 /// operation queues its work on the native stream that it receives, and nothing else; the host does not wait.
 ///
 /// # Errors
-/// As [`order_behind`]; the operation's own error, which means that nothing was queued. Then nothing is recorded.
+/// Those of [`order_behind`]; the operation's own error, which means that nothing was queued. Then nothing is recorded.
 pub(crate) fn operate<D: Driver>(
     stream: &Stream<D>,
     touches: &[Touch<'_, D>],

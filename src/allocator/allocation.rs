@@ -22,7 +22,7 @@ use core::time::Duration;
 /// **Ordering.** Work on its own stream, queued after the allocation, may use it at once. Work on another stream needs
 /// to come after the allocation ([`Allocation::share_with`], or the program's own events) and has to be recorded
 /// ([`Allocation::record_use`]). Dropping it, at any time and on any thread, makes no driver call, runs no user code and
-/// waits at most for its pool's lock: the bytes are reused only in order after every recorded use.
+/// waits at most for its pool's lock: the bytes are reused only in order after every recorded use ([law O1](crate::ordering#o1)).
 ///
 /// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
 /// device and gives everything back to it (of pinned memory, the drop of the last pinned allocation).
@@ -117,6 +117,7 @@ impl<D: Driver> Allocation<D> {
         if stream.timeline().id == home.pool.timeline.id {
             return Ok(());
         }
+        home.registry().saw_edge(&home.pool.timeline, stream.timeline().id);
         {
             // Recorded even if the driver panics in due maintenance, and after it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| home.declare_use(stream));
@@ -135,6 +136,7 @@ impl<D: Driver> Allocation<D> {
         let Some(home) = &self.home else { return Ok(()) };
         home.check(event.device(), Arc::ptr_eq(home.registry(), event.registry()))?;
         if event.timeline_id() != home.pool.timeline.id {
+            home.registry().saw_edge(&home.pool.timeline, event.timeline_id());
             home.pool.declare_exact(
                 home.taken.chunk(),
                 home.taken.generation(),
@@ -146,7 +148,7 @@ impl<D: Driver> Allocation<D> {
         Ok(())
     }
 
-    /// Makes `stream` wait, on the device, for the earlier use of the bytes on the home stream (law O7), and records a use by `stream`.
+    /// Makes `stream` wait, on the device, for the earlier use of the bytes on the home stream ([law O7](crate::ordering#o7)), and records a use by `stream`.
     /// What the program itself has queued on the home stream since is ordered too only if it was queued before the marker
     /// of this call was made; for data written there, wait for its event or stream.
     ///
@@ -172,7 +174,7 @@ impl<D: Driver> Allocation<D> {
     #[track_caller]
     pub fn free_on(self, stream: &Stream<D>) -> Result<(), (Allocation<D>, Error)> {
         let _called = Called::<D>::here();
-        // If the driver panics while it is asked about the stream, the bytes are freed behind the stream nevertheless.
+        // If the driver panics while it is queried about the stream, the bytes are freed behind the stream nevertheless.
         let used = Undo::new(|| {
             if let Some(home) =
                 self.home.as_ref().filter(|home| Arc::ptr_eq(home.registry(), stream.registry()))
@@ -195,8 +197,8 @@ impl<D: Driver> Allocation<D> {
 
     /// Frees it when it is unknown which streams used it: the bytes are reused after everything queued by now on any stream of
     /// the context, destroyed ones included. Where captures by other code are expected
-    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)), or where a [deterministic](super::Config::deterministic) allocator may insert no
-    /// waits, they are held back until the program synchronises the [allocator](super::Allocator::synchronize).
+    /// ([`Fences::expects_captures`](crate::driver::Fences::expects_captures)), or where a [deterministic](super::Config::deterministic) allocator may not make any
+    /// two streams wait ([`Reuse::WithWaits`](super::Reuse::WithWaits)), they are held back until the program synchronises the [allocator](super::Allocator::synchronize).
     #[track_caller]
     pub fn free_unknown(mut self) {
         let _called = Called::<D>::here();

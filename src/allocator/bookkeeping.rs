@@ -27,6 +27,8 @@ pub struct Bookkeeping {
     pub events_pooled: usize,
     /// Entries of the streams' clocks: for each stream, which others it is ordered after.
     pub clock_entries: usize,
+    /// Pairs of streams that the program itself has ordered, each counted at both.
+    pub edges: usize,
     /// Pools, including closed ones that still hold something.
     pub pools: usize,
     /// Recorded uses of live allocations, device and pinned memory.
@@ -45,6 +47,10 @@ pub struct Bookkeeping {
     pub chunks: usize,
     /// Segments taken from the device, and pinned ones.
     pub segments: usize,
+    /// Windows of virtual memory, empty ones too.
+    pub windows: usize,
+    /// Former places of handles that moved, which are still mapped.
+    pub former_places: usize,
     /// Trace events not yet delivered to a sink.
     pub events_recorded: usize,
     /// Batches of references, counted in advance for handles, that pools hold.
@@ -53,12 +59,13 @@ pub struct Bookkeeping {
 
 impl Bookkeeping {
     /// Every count with its name.
-    pub fn counts(&self) -> [(&'static str, usize); 15] {
+    pub fn counts(&self) -> [(&'static str, usize); 18] {
         [
             ("timelines", self.timelines),
             ("markers", self.markers),
             ("events pooled", self.events_pooled),
             ("clock entries", self.clock_entries),
+            ("edges", self.edges),
             ("pools", self.pools),
             ("uses", self.uses),
             ("use slots", self.use_slots),
@@ -68,6 +75,8 @@ impl Bookkeeping {
             ("names", self.names),
             ("chunks", self.chunks),
             ("segments", self.segments),
+            ("windows", self.windows),
+            ("former places", self.former_places),
             ("recorded events", self.events_recorded),
             ("batches of references", self.reference_batches),
         ]
@@ -86,11 +95,17 @@ impl<D: Driver> Allocator<D> {
             events_recorded: core.events_recorded(),
             ..Bookkeeping::default()
         };
+        if let Some(of) = &core.windows {
+            let records = of.lock();
+            b.windows = records.stats().windows as usize;
+            b.former_places = records.draining();
+        }
         for timeline in core.registry.timelines() {
             let state = timeline.state.lock();
             b.timelines += 1;
             b.markers += state.markers.above(Epoch(0)).len();
             b.clock_entries += state.markers.clock().len();
+            b.edges += state.edges.len();
         }
         for pool in core.pool_list() {
             b.pools += 1;

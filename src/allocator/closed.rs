@@ -30,7 +30,7 @@ impl<D: Driver> Core<D> {
             return;
         }
         if !self.config.deterministic {
-            self.registry.ask_closed(&self.driver);
+            self.registry.query_closed(&self.driver);
         }
         self.gather_closed();
         self.sweep();
@@ -109,7 +109,7 @@ impl<D: Driver> Core<D> {
             }
             // In the same hold of the list as the removal: a sum finds each pool either in the list or here, never in both.
             for pool in &gone {
-                let (counters, sizes) = pool.lock().did();
+                let (counters, sizes) = pool.lock().counters_and_sizes();
                 let mut departed = self.departed.lock();
                 departed.0.add(&counters);
                 departed.1.merge(&sizes);

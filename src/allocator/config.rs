@@ -2,6 +2,14 @@
 //!
 //! It holds values only; their meaning is documented where they act.
 
+mod footprint;
+mod handles;
+mod limits;
+
+pub use footprint::Footprint;
+pub use handles::Handles;
+
+use super::group::Group;
 use crate::error::{Error, OutOfMemory};
 use crate::laws::cost;
 use crate::report::{Size, parse_size};
@@ -13,6 +21,8 @@ use core::time::Duration;
 
 /// The user's out-of-memory callback.
 pub(crate) type OutOfMemoryHook = Arc<dyn Fn(&OutOfMemory) -> bool + Send + Sync>;
+/// The time, of which moves of physical memory may take a share.
+pub(crate) type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// How much may be reserved on the device.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
@@ -68,7 +78,7 @@ pub enum Policy {
     /// Grow before making one stream wait for another: a miss takes less time, the program more memory.
     #[default]
     Latency,
-    /// Stay within 1 % of the highest live bytes: wait in stream order for other pools' memory before growing.
+    /// Stay within 1 % of the highest live bytes ([`Footprint::slack`]): wait in stream order for other pools' memory before growing.
     Footprint,
 }
 
@@ -91,10 +101,24 @@ pub enum Reuse {
     Never,
     /// Only when it is complete, or ordered already.
     Ordered,
-    /// Also by inserting a wait between the streams.
+    /// Also by inserting a wait on the device, but only between two streams that the program itself has ordered one behind the other, in
+    /// either direction ([`Stream::wait`](crate::Stream::wait), a declared use, an array of the one used on the other), or for a stream that it declared
+    /// [dependable](crate::Stream::set_dependable): a program whose streams depend on each other by flags or collectives could hang if
+    /// others waited. Other memory serves when it is complete, and the pool grows meanwhile. Counted is what the program orders after the first allocator
+    /// of the device with this value was created.
     #[default]
+    #[cfg_attr(feature = "serde", serde(rename = "known"))]
+    KnownWaits,
+    /// Also by inserting a wait between any two streams of which none is [independent](crate::Stream::set_independent).
     #[cfg_attr(feature = "serde", serde(rename = "waits"))]
     WithWaits,
+}
+
+impl Reuse {
+    /// Whether any wait may be inserted at all.
+    pub(crate) fn inserts_waits(self) -> bool {
+        matches!(self, Reuse::KnownWaits | Reuse::WithWaits)
+    }
 }
 
 /// How much a pool acquires from the device at once.
@@ -169,6 +193,9 @@ pub enum VirtualMemory {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Config {
     pub(crate) limit: Limit,
+    pub(crate) soft_limit: Limit,
+    pub(crate) low_watermark: Limit,
+    pub(crate) high_watermark: Limit,
     pub(crate) pinned_limit: Option<u64>,
     pub(crate) policy: Policy,
     pub(crate) reuse: Reuse,
@@ -177,6 +204,8 @@ pub struct Config {
     pub(crate) exact_fit: bool,
     pub(crate) scrub: bool,
     pub(crate) virtual_memory: VirtualMemory,
+    pub(crate) footprint: Footprint,
+    pub(crate) handles: Handles,
     #[cfg_attr(feature = "serde", serde(rename = "bounded_wait"))]
     pub(crate) wait: Option<Duration>,
     #[cfg_attr(feature = "serde", serde(rename = "look_at_each_of"))]
@@ -185,11 +214,18 @@ pub struct Config {
     pub(crate) sinks: Vec<Arc<dyn Sink>>,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) hook: Option<OutOfMemoryHook>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) clock: Option<Clock>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) group: Option<Group>,
 }
 
 #[cfg(feature = "serde")]
 crate::report::read::read_fields!(Config {
     limit,
+    soft_limit,
+    low_watermark,
+    high_watermark,
     pinned_limit,
     policy,
     reuse,
@@ -198,9 +234,11 @@ crate::report::read::read_fields!(Config {
     exact_fit,
     scrub,
     virtual_memory,
+    footprint,
+    handles,
     wait as "bounded_wait",
     few as "look_at_each_of",
-} but sinks, hook);
+} but sinks, hook, clock, group);
 
 impl Config {
     /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
@@ -243,9 +281,9 @@ impl Config {
     /// end of streams becomes known at all, a program that has dropped many streams waits for the older ones' work when it creates
     /// another one ([`Allocator::stream`](super::Allocator::stream), `adopt`), for two seconds at most. Memory that other streams used
     /// comes back by waits on the device: a stream that has as much of it in flight as it ever had live, and 2 MiB, waits for the
-    /// older half before its pool grows, if [`reuse`](Config::reuse) allows waits. If it does not, memory with unknown users
-    /// ([`Allocation::free_unknown`](super::Allocation::free_unknown)) comes back at [`Allocator::synchronize`](super::Allocator::synchronize) only: no wait
-    /// for single streams covers all of them. Pinned memory is not known to be free until its uses were
+    /// older half before its pool grows, if [`reuse`](Config::reuse) allows those waits. Memory with unknown users
+    /// ([`Allocation::free_unknown`](super::Allocation::free_unknown)) comes back at [`Allocator::synchronize`](super::Allocator::synchronize) only, except under
+    /// [`Reuse::WithWaits`]: no wait for single streams covers all of them. Pinned memory is not known to be free until its uses were
     /// waited for: a program that never waits pins ever more of it, up to [`pinned_limit`](Config::pinned_limit).
     #[must_use]
     pub fn deterministic(mut self, on: bool) -> Config {
@@ -281,6 +319,26 @@ impl Config {
     #[must_use]
     pub fn virtual_memory(mut self, choice: VirtualMemory) -> Config {
         self.virtual_memory = choice;
+        self
+    }
+    /// The numbers by which `footprint` trades memory against time.
+    #[must_use]
+    pub fn footprint(mut self, numbers: Footprint) -> Config {
+        self.footprint = numbers;
+        self
+    }
+    /// What handles of physical memory are made for, and which blocks lie on one each.
+    #[must_use]
+    pub fn handles(mut self, handles: Handles) -> Config {
+        self.handles = handles;
+        self
+    }
+    /// The program's time, of which moves of physical memory may take a share ([`Footprint::time`]), from any fixed point: the device's host clock by
+    /// default, which is the process's own, or virtual on a simulated device. For programs whose time is another, a replay's for example, which makes the calls
+    /// of minutes within a second. Called by requests that no cached memory serves, with no pool's lock held; it may not call the allocator.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Fn() -> Duration + Send + Sync + 'static) -> Config {
+        self.clock = Some(Arc::new(clock));
         self
     }
     /// How long a request may block the host in all before it is out of memory; 2 s by default. It never waits for an
@@ -322,13 +380,24 @@ impl Config {
     /// | variable | values | effect |
     /// |---|---|---|
     /// | `MILLPOND_LIMIT` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be reserved on the device |
+    /// | `MILLPOND_SOFT_LIMIT` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be reserved before reuse and moves come before growth |
+    /// | `MILLPOND_LOW_WATERMARK` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much stays cached when what is above the high watermark goes back |
+    /// | `MILLPOND_HIGH_WATERMARK` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be cached before idle memory goes back |
     /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, or none | how much host memory may be pinned |
     /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
-    /// | `MILLPOND_REUSE` | never, ordered or waits | whether one stream's freed memory serves another |
+    /// | `MILLPOND_REUSE` | never, ordered, known or waits | whether one stream's freed memory serves another |
     /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
     /// | `MILLPOND_SCRUB` | 0 or 1 | reused memory shows nothing of its earlier contents |
     /// | `MILLPOND_VIRTUAL` | auto, never or always | whether pools take the device's virtual memory |
+    /// | `MILLPOND_SLACK` | a share from 0% to 100% | how much more than what is live footprint reserves before it moves memory |
+    /// | `MILLPOND_HANDLE` | a size of at least 2MiB | how long the handles of physical memory are at most |
+    /// | `MILLPOND_MOVES` | a number, or none | how many handles one request moves at most |
+    /// | `MILLPOND_MOVE_TIME` | a share from 0% (no bound) to 100% | how much of the time requests may spend on physical memory |
+    /// | `MILLPOND_MOVE_CREDIT_MS` | a number of milliseconds | what they may spend so besides, for the beginning |
+    /// | `MILLPOND_EXPORT` | none, fd or fabric | how other processes can open handles of physical memory |
+    /// | `MILLPOND_RDMA` | 0 or 1 | whether network cards can read and write them |
+    /// | `MILLPOND_ONE_HANDLE` | a size such as 8MiB, a number of bytes, or none | above which size a block lies on one handle |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -448,6 +517,9 @@ macro_rules! variables {
 
 variables! {
     "MILLPOND_LIMIT": A_LIMIT, "how much may be reserved on the device", |c, v| put(&mut c.limit, limit(v));
+    "MILLPOND_SOFT_LIMIT": A_LIMIT, "how much may be reserved before reuse and moves come before growth", |c, v| put(&mut c.soft_limit, limit(v));
+    "MILLPOND_LOW_WATERMARK": A_LIMIT, "how much stays cached when what is above the high watermark goes back", |c, v| put(&mut c.low_watermark, limit(v));
+    "MILLPOND_HIGH_WATERMARK": A_LIMIT, "how much may be cached before idle memory goes back", |c, v| put(&mut c.high_watermark, limit(v));
     // No fraction: the size of the host's memory is not known.
     "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, a number of bytes, or none", "how much host memory may be pinned", |c, v| match limit(v) {
         Some(Limit::None) => put(&mut c.pinned_limit, Some(None)),
@@ -456,8 +528,8 @@ variables! {
     };
     "MILLPOND_POLICY": "latency or footprint", "what a miss tries first: growing, or other pools' memory",
         |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
-    "MILLPOND_REUSE": "never, ordered or waits", "whether one stream's freed memory serves another",
-        |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("waits", Reuse::WithWaits)]);
+    "MILLPOND_REUSE": "never, ordered, known or waits", "whether one stream's freed memory serves another",
+        |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("known", Reuse::KnownWaits), ("waits", Reuse::WithWaits)]);
     "MILLPOND_GROWTH": "rounded or exact", "how much is acquired from the device at once",
         |c, v| one_of(&mut c.growth, v, &[("rounded", Growth::default()), ("exact", Growth::Exact)]);
     "MILLPOND_DETERMINISTIC": "0 or 1", "no reuse that depends on when the device happened to finish",
@@ -466,6 +538,18 @@ variables! {
         |c, v| one_of(&mut c.scrub, v, SWITCH);
     "MILLPOND_VIRTUAL": "auto, never or always", "whether pools take the device's virtual memory",
         |c, v| one_of(&mut c.virtual_memory, v, &[("auto", VirtualMemory::Auto), ("never", VirtualMemory::Never), ("always", VirtualMemory::Always)]);
+    "MILLPOND_SLACK": "a share from 0% to 100%", "how much more than what is live footprint reserves before it moves memory",
+        |c, v| footprint::fraction(&mut c.footprint.slack, v);
+    "MILLPOND_HANDLE": "a size of at least 2MiB", "how long the handles of physical memory are at most", footprint::largest_handle;
+    "MILLPOND_MOVES": "a number, or none", "how many handles one request moves at most", footprint::moves;
+    "MILLPOND_MOVE_TIME": "a share from 0% (no bound) to 100%", "how much of the time requests may spend on physical memory",
+        |c, v| footprint::fraction(&mut c.footprint.time, v);
+    "MILLPOND_MOVE_CREDIT_MS": "a number of milliseconds", "what they may spend so besides, for the beginning",
+        |c, v| put(&mut c.footprint.credit, v.parse().ok().map(Duration::from_millis));
+    "MILLPOND_EXPORT": "none, fd or fabric", "how other processes can open handles of physical memory", handles::export;
+    "MILLPOND_RDMA": "0 or 1", "whether network cards can read and write them",
+        |c, v| one_of(&mut c.handles.rdma, v, SWITCH);
+    "MILLPOND_ONE_HANDLE": "a size such as 8MiB, a number of bytes, or none", "above which size a block lies on one handle", handles::one_above;
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
@@ -506,6 +590,9 @@ impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
             .field("limit", &self.limit)
+            .field("soft_limit", &self.soft_limit)
+            .field("low_watermark", &self.low_watermark)
+            .field("high_watermark", &self.high_watermark)
             .field("pinned_limit", &self.pinned_limit)
             .field("policy", &self.policy)
             .field("reuse", &self.reuse)
@@ -514,10 +601,14 @@ impl fmt::Debug for Config {
             .field("exact_fit", &self.exact_fit)
             .field("scrub", &self.scrub)
             .field("virtual_memory", &self.virtual_memory)
+            .field("footprint", &self.footprint)
+            .field("handles", &self.handles)
             .field("wait", &self.wait)
             .field("few", &self.few)
             .field("sinks", &self.sinks.len())
             .field("hook", &self.hook.is_some())
+            .field("clock", &self.clock.is_some())
+            .field("group", &self.group)
             .finish()
     }
 }

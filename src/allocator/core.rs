@@ -5,13 +5,17 @@
 //! and gives everything back ([`Core::shut_down`]). It does not know how memory is found.
 
 use super::backing::{Backing, kept};
-use super::config::{Config, Growth, SMALL_BYTES};
+use super::config::{Config, Growth, Reuse, SMALL_BYTES};
 use super::deferred_drops::DeferredDrops;
+use super::group::Seat;
+use super::held::Holds;
 use super::in_transit::InTransit;
+use super::marks::Marks;
 use super::peaks::Peaks;
 use super::physical::Windows;
 use super::pinned::pool::HostPool;
 use super::pool::{AfterFree, Pool, Watch};
+use super::price::Price;
 use super::recorder::Recorder;
 use super::registry::Registry;
 use super::sources::MigrationSources;
@@ -22,7 +26,7 @@ use crate::laws;
 use crate::order::Pending;
 use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
-use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, assert_unlocked};
+use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, Weak, assert_unlocked};
 use crate::trace::Event;
 use crate::units::DeviceId;
 use std::collections::BTreeSet;
@@ -48,8 +52,14 @@ pub(crate) struct Core<D: Driver> {
     /// Those of the pools that may have memory for others.
     pub(crate) sources: MigrationSources,
     pub(crate) backing: Ranked<Backing<OwnedRange<D>>>,
+    /// The place in a group, which the backing has too.
+    seat: Option<Arc<Seat>>,
     /// Virtual memory, if pools have any.
     pub(super) windows: Option<Windows<D>>,
+    /// What requests spend on it, if that is bounded.
+    pub(super) price: Option<Price>,
+    /// Above what idle memory goes back.
+    pub(super) marks: Marks,
     pub(crate) host: HostPool<D>,
     /// What dropped tokens of copies owned.
     pub(crate) deferred_drops: Arc<DeferredDrops<D>>,
@@ -68,8 +78,12 @@ pub(crate) struct Core<D: Driver> {
     pub(super) turn: AtomicUsize,
     /// Which of these transits are under way.
     pub(crate) in_transit: InTransit,
+    /// What may not move, go back or change its pool.
+    pub(super) holds: Holds,
     /// One trim at a time: of two that gather one segment, each would find it incomplete.
     pub(crate) trimmer: Ranked<()>,
+    /// One trim of handles at a time, which waits for no trim of segments.
+    pub(crate) handle_trimmer: Ranked<()>,
     /// One call that sets a limit at a time, so that each undoes only its own change.
     pub(crate) limits: Mutex<()>,
     owners: AtomicUsize,
@@ -80,10 +94,13 @@ pub(crate) struct Core<D: Driver> {
 
 impl<D: Driver> Core<D> {
     pub(crate) fn new(driver: D, config: Config) -> Result<Arc<Core<D>>, Error> {
+        config.footprint.check()?;
         let driver = if config.scrub { driver.scrubbing() } else { driver };
         let info = driver.memory_info()?;
-        let limit = config.limit.bytes(info.total)?;
+        let mut backing = Backing::new(config.limit.bytes(info.total)?);
+        let marks = Marks::new(&config, info.total, &mut backing)?;
         let windows = Windows::new(&driver, &config, info.total)?;
+        let price = Price::new(&config, || config.time(&driver));
         let registry = driver.slot().get_or_make(|| Registry::new(&driver));
         if !registry.alive() {
             return Err(lost());
@@ -91,17 +108,25 @@ impl<D: Driver> Core<D> {
         if !config.deterministic {
             registry.allow_queries();
         }
+        if config.reuse == Reuse::KnownWaits {
+            registry.see_edges();
+        }
         let host = HostPool::new(config.pinned_limit);
         let deferred_drops = DeferredDrops::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
-        Ok(Arc::new(Core {
+        let seat = config.group.as_ref().map(super::group::Group::seat);
+        backing.seat.clone_from(&seat);
+        let core = Arc::new(Core {
             device: driver.device(),
             capacity: info.total,
             small_bytes: if config.growth == Growth::Exact { 0 } else { SMALL_BYTES },
             registry,
             pools: Ranked::new(Rank::Pools, Vec::new()),
             sources: MigrationSources::new(config.few),
-            backing: Ranked::new(Rank::Backing, Backing::new(limit)),
+            backing: Ranked::new(Rank::Backing, backing),
+            seat,
             windows,
+            price,
+            marks,
             host,
             deferred_drops: Arc::new(deferred_drops),
             recorder: Recorder::new(),
@@ -113,13 +138,25 @@ impl<D: Driver> Core<D> {
             gone: Mutex::new(BTreeSet::new()),
             turn: AtomicUsize::new(0),
             in_transit: InTransit::default(),
+            holds: Holds::default(),
             trimmer: Ranked::new(Rank::Trimmer, ()),
+            handle_trimmer: Ranked::new(Rank::Trimmer, ()),
             limits: Mutex::new(()),
             owners: AtomicUsize::new(0),
             orphans: AtomicUsize::new(0),
             driver,
             config,
-        }))
+        });
+        if let Some(seat) = &core.seat {
+            let member: Weak<Core<D>> = Arc::downgrade(&core);
+            seat.sit(member);
+        }
+        Ok(core)
+    }
+
+    /// The place in a group, if there is one.
+    pub(super) fn seat(&self) -> Option<&Seat> {
+        self.seat.as_deref()
     }
 
     /// Whether there are sinks for events.
@@ -188,11 +225,11 @@ impl<D: Driver> Core<D> {
         match after {
             AfterFree::Done => {}
             AfterFree::Empty => self.close_pool(pool),
-            AfterFree::Orphaned => self.orphan_done(),
+            AfterFree::Orphaned => self.finish_orphan(),
         }
     }
 
-    pub(crate) fn orphan_done(&self) {
+    pub(crate) fn finish_orphan(&self) {
         if self.orphans.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
@@ -214,7 +251,7 @@ impl<D: Driver> Core<D> {
             Pool::release(&pool, refcounts);
         }
         self.host.abandon();
-        self.orphan_done();
+        self.finish_orphan();
         // Otherwise device memory is live, or another thread is dropping its last handle now.
         if self.host.is_idle() {
             self.pinned_done();
@@ -246,6 +283,11 @@ impl<D: Driver> Core<D> {
     }
 
     fn give_all_back(&self) {
+        if let Some(seat) = &self.seat {
+            seat.leave();
+        }
+        // What stays allocated for good.
+        let mut forgotten = 0;
         // Read before the wait: memory freed later has uses that this wait does not cover.
         let unpin = self.host.lock().pool.heap.live() == 0;
         // A driver that panics in the wait counts as one that fails.
@@ -263,7 +305,9 @@ impl<D: Driver> Core<D> {
         }
         if let Some(windows) = &self.windows {
             // An unmap waits for nothing, whatever a plain free does.
-            self.give_windows_back(windows, laws::may_give_back(over, false));
+            let over = laws::may_give_back(over, false);
+            forgotten += if over { 0 } else { windows.stats().bytes };
+            self.give_windows_back(windows, over);
         }
         let segments = self.backing.lock().take_all();
         if laws::may_give_back(over, self.driver.free_spares_uses()) {
@@ -274,9 +318,13 @@ impl<D: Driver> Core<D> {
                 }
             }
         } else if !segments.is_empty() {
-            let bytes = segments.iter().map(OwnedRange::bytes).sum();
+            let bytes: u64 = segments.iter().map(OwnedRange::bytes).sum();
+            forgotten += bytes;
             segments.into_iter().for_each(core::mem::forget);
             self.driver.drop_failed(kept(bytes, "device"));
+        }
+        if let Some(seat) = &self.seat {
+            seat.end(forgotten);
         }
         if unpin {
             self.host.release_all(&self.driver, over);
@@ -324,33 +372,44 @@ impl<D: Driver> Core<D> {
     pub(crate) fn report(&self) -> Report {
         let peak = self.peak_bounds();
         let (pools, departed) = self.pools_and_departed(Clone::clone);
-        let pools: Vec<PoolReport> = pools.iter().map(|p| p.report()).collect();
-        let mut total = PoolReport::sum(&pools);
+        let of_pools: Vec<PoolReport> = pools.iter().map(|p| p.report()).collect();
+        let mut total = PoolReport::sum(&of_pools);
+        let figures = self.figures(&pools, &of_pools);
+        drop(pools);
         total.counters.add(&departed.0);
         total.sizes.merge(&departed.1);
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
-        let windows = self.windows.as_ref().map_or(0, |windows| windows.stats().windows);
+        let group = self.config.group.as_ref().map(super::Group::report);
         let backing = self.backing.lock();
         total.reserved_peak = backing.reserved_peak;
         Report {
             device: self.device,
             capacity: self.capacity,
             limit: backing.limit,
+            soft_limit: backing.soft,
+            group,
             policy: self.config.policy.name().into(),
             reserved: backing.reserved,
             reserved_peak: backing.reserved_peak,
-            segments: backing.segments.len() as u64 + windows,
+            segments: backing.segments.len() as u64,
+            segments_created: backing.segments_created,
+            segments_released: backing.segments_released,
             moving: self.moving.load(Ordering::Relaxed),
             growths: backing.growths,
             releases: backing.releases,
+            sparse: figures.sparse.count,
+            sparse_bytes: figures.sparse.bytes,
+            sparse_live: figures.sparse.live,
+            largest_request: figures.largest_request,
             allocated_peak: peak.at_least,
             allocated_peak_at_most: peak.at_most,
             total,
-            pools,
+            pools: of_pools,
             ladder: *self.ladder.lock(),
+            physical: figures.physical,
             pinned,
             driver_calls,
             events_lost: self.recorder.lost(),

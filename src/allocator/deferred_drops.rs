@@ -43,7 +43,7 @@ pub(crate) struct DeferredDrops<D: Driver> {
     any: AtomicBool,
     kept: Mutex<Kept>,
     /// Whether events are queried. A deterministic allocator does not: it drops what its own waits proved complete.
-    pub(super) asks: bool,
+    pub(super) queries: bool,
 }
 
 struct Kept {
@@ -118,10 +118,10 @@ impl Kept {
 }
 
 impl<D: Driver> DeferredDrops<D> {
-    pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, asks: bool) -> DeferredDrops<D> {
+    pub(crate) fn new(driver: D, registry: Arc<Registry<D>>, queries: bool) -> DeferredDrops<D> {
         let kept =
             Kept { waiting: BTreeMap::new(), last: TimelineId(0), went_on: 0, max_uses: 0, closed: false };
-        DeferredDrops { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), asks }
+        DeferredDrops { driver, registry, any: AtomicBool::new(false), kept: Mutex::new(kept), queries }
     }
 
     /// Keeps a value until then; `bytes` of device memory, outside the allocator's own, are freed with it. Makes no driver call, unless the
@@ -252,9 +252,9 @@ impl<D: Driver> DeferredDrops<D> {
                 oldest
             };
             drop(over);
-            pause_point!("a kept value is asked for");
+            pause_point!("a kept value is queried");
             // An error is not completion (O4): the next call that needs the stream returns it.
-            let Some(oldest) = oldest.filter(|_| self.asks) else { return };
+            let Some(oldest) = oldest.filter(|_| self.queries) else { return };
             match self.registry.ask(&self.driver, oldest) {
                 Ok(true) => {}
                 Err(_) if laws::error_ends_keeping() => drop(self.kept.lock().waiting.remove(&on)),

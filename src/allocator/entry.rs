@@ -20,7 +20,7 @@ pub(crate) struct Range {
     pub(crate) base: Addr,
     pub(crate) segment_len: Granules,
     pub(crate) kind: Kind,
-    /// Of a window, its unit; 0 of a plain segment.
+    /// The unit of a window; 0 for a plain segment.
     pub(crate) unit: Granules,
     pub(crate) offset: Granules,
     pub(crate) len: Granules,

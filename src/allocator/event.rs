@@ -81,7 +81,7 @@ impl<D: Driver> Event<D> {
         let (registry, driver) = (self.registry(), &self.deferred_drops.driver);
         let done = registry.watch(driver.relaxed(|| driver.query(&self.marker.event)))?;
         // Not in a deterministic allocator: the answer to a query depends on how fast the device happened to be.
-        if done && self.deferred_drops.asks {
+        if done && self.deferred_drops.queries {
             registry.marker_complete(&self.on, &self.marker);
             self.let_go();
         }

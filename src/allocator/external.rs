@@ -72,6 +72,7 @@ impl<D: Driver> External<D> {
         stream.admit("record_use")?;
         let on = stream.timeline();
         if on.id != self.home.id {
+            self.registry.saw_edge(on, self.home.id);
             // Recorded even if the driver panics in due maintenance, and after it: due markers come before the operation (O9).
             let _recorded = Undo::new(|| {
                 let mut uses = self.uses.lock();

@@ -1,5 +1,6 @@
 //! The fast path: an allocation that the pool's free ranges serve, and a free that concerns only the home stream. Read it from top to
-//! bottom. An allocation whose length is the first in its bin calls these functions in this order, apart from readers of one field and one-line laws:
+//! bottom. An allocation whose length is the first in its bin calls these functions in this order, apart from those that are one expression and only read
+//! (`tests/architecture/hot_path.rs` lists these, and fails for any other call):
 //!
 //! | file | functions |
 //! |---|---|
@@ -8,7 +9,7 @@
 //! | `src/sync.rs` | `Ranked::lock` |
 //! | `driver/src/sync/quick.rs` | `Flag::take` |
 //! | `core/src/heap/hit.rs` | `Heap::take_plain` |
-//! | `core/src/heap/bins.rs` | `Bin::of`, `Bins::pop`, `Bins::begin_leave` |
+//! | `core/src/heap/bins.rs` | `Bin::of_same_kind`, `Bins::pop`, `Bins::begin_leave` |
 //! | `core/src/heap/hit.rs` | `mark_allocated`, `Taken::new` |
 //! | `src/allocator/fast.rs` | `count_size` |
 //! | `src/allocator/refcount.rs` | `move_out` |
@@ -46,7 +47,7 @@ impl<D: Driver> Allocator<D> {
     /// acquire memory from the device, make the stream wait for another stream's last use of the bytes, and, when memory is
     /// out, block the host for a bounded time.
     ///
-    /// Two exceptions. If other code may capture on the stream, as on every adopted one, the driver is asked whether it captures. And if only calls
+    /// Two exceptions. If other code may capture on the stream, as on every adopted one, the driver is queried whether it captures. And if only calls
     /// that name the stream may mark it (a thread's default stream, one that [may end unannounced](crate::driver::StreamInfo::unmanaged)), the
     /// next call that names it makes a due marker, at most one for sixteen frees or 16 MiB of them: such an allocation records an event and
     /// queries some, a constant number on average.

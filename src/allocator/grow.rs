@@ -1,4 +1,4 @@
-//! Rungs 3, 6 and 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
+//! Rungs 3 and 5 to 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
 //!
 //! The bytes are claimed under the limit, the driver is called with no lock held but the grower's turn, and the segment is committed *and* the
 //! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one acquired, and
@@ -6,16 +6,20 @@
 //! limit, or on a full device, where the planned one does not.
 
 use super::backing::Backing;
+use super::config::Policy;
 use super::core::Core;
 use super::entry::Range;
 use super::fill::Fill;
 use super::ladder::{Climb, Step};
 use super::miss::Miss;
+use super::plan::Means;
 use super::pool::Pool;
+use super::trim::{How, Trimmed};
 use super::undo::Undo;
 use crate::driver::{Driver, DriverErrorKind, DriverResult, OwnedRange};
+use crate::error::Error;
 use crate::heap::{Kind, Taken};
-use crate::laws::{self, cost};
+use crate::laws::{self, cost, price};
 use crate::sync::assert_unlocked;
 use crate::trace::Event;
 use crate::units::Granules;
@@ -69,7 +73,12 @@ impl<D: Driver> Grows<D> for Pool<D> {
 
     fn bring(request: &Miss<'_, D>, segment: OwnedRange<D>, len: Granules) -> Taken {
         let (core, pool, base) = (request.core, request.pool, segment.addr());
-        let segment = core.backing.lock().add(segment, len.bytes());
+        let segment = {
+            let mut backing = core.backing.lock();
+            let segment = backing.add(segment, len.bytes());
+            core.report_crossings(&mut backing);
+            segment
+        };
         let kind = request.want.kind;
         let (unit, offset) = (Granules::ZERO, Granules::ZERO);
         let whole = Range { segment, base, segment_len: len, kind, unit, offset, len };
@@ -91,34 +100,90 @@ impl<D: Driver> Grows<D> for Pool<D> {
 }
 
 impl<D: Driver> Miss<'_, D> {
-    /// Grows within the limit; with `slack`, only as far as 1 % above the highest live bytes, this request included.
+    /// Grows within the limit; with `slack`, only as far as the policy and the soft limits allow before it moves memory.
     pub(crate) fn grow(&mut self, slack: bool) -> Step {
         // One grower at a time; a thread that waited searches again, for what the other one acquired.
         let _turn = self.pool.grower.lock();
-        if let Some(handed) = self.again() {
-            return Ok(Some(handed));
+        if let Some(taken) = self.again() {
+            return Ok(Some(taken));
         }
-        let max = if slack {
-            let peak = self.core.peak_with(self.want.len.bytes());
-            peak.saturating_add(peak / 100)
-        } else {
-            u64::MAX
-        };
+        let level = self.level();
+        let max = if slack { self.slack(level) } else { u64::MAX };
         // Another rung's refusal says nothing about smaller sizes.
         let before = self.refusal.take();
-        let handed = self.grow_within(max)?;
+        let taken = self.grow_within(max, level)?;
         self.refusal = self.refusal.take().or(before);
-        Ok(handed)
+        Ok(taken)
+    }
+
+    /// The bytes that may be reserved before other pools' memory is waited for or moved: those of the soft limits; under `footprint` no more than 1 % above the
+    /// highest live bytes, this request included, and more where time is scarce.
+    fn slack(&self, level: u32) -> u64 {
+        let soft = self.core.soft_max();
+        if self.core.config.policy == Policy::Latency {
+            return soft;
+        }
+        let peak = self.core.peak_with(self.want.len.bytes());
+        price::slack(level, peak, self.core.config.footprint.slack_millionths()).min(soft)
+    }
+
+    /// How scarce time is; above a soft limit memory comes first.
+    fn level(&self) -> u32 {
+        if self.core.is_tight(self.want.len) { 0 } else { self.core.price_level() }
+    }
+
+    /// Rung 5: fills what the request lacks with handles that are free elsewhere, and grows by the rest.
+    pub(crate) fn move_handles(&mut self) -> Step {
+        let core = self.core;
+        let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) else {
+            return Ok(None);
+        };
+        let _turn = self.pool.grower.lock();
+        if let Some(taken) = self.again() {
+            return Ok(Some(taken));
+        }
+        let full = match &self.refusal {
+            // The device may give none though the limit allows it.
+            Some(refusal) if refusal.is_out_of_memory() => true,
+            Some(_) => return Ok(None),
+            None => false,
+        };
+        self.learn_of_own()?;
+        let level = self.level();
+        let (first, last) = if full { (0, 0) } else { (self.slack(level), u64::MAX) };
+        match self.fill(windows, Means { first, last, moves: true, level }) {
+            Ok(Fill::Served(taken)) => Ok(Some(taken)),
+            Ok(Fill::NoRoom | Fill::NoWindow) => Ok(None),
+            Err(e) => self.refused(e),
+        }
+    }
+
+    /// Learns how far the pool's own stream is: a handle whose uses are known to be complete leaves no old mapping behind. A stream that only hits
+    /// and frees has made no marker that says so.
+    ///
+    /// # Errors
+    /// That the context is lost. After any other error it is not known, and nothing else changes.
+    fn learn_of_own(&self) -> Result<(), Error> {
+        let (core, timeline) = (self.core, &self.pool.timeline);
+        if core.config.deterministic {
+            return Ok(());
+        }
+        let marked = core.registry.make_marker(&core.driver, timeline);
+        let polled = marked.and_then(|_| core.registry.poll_completed(&core.driver, timeline));
+        match polled {
+            Err(e) if e.is_context_lost() => Err(Error::Driver(e)),
+            _ => Ok(()),
+        }
     }
 
     /// Grows up to `max` bytes: in windows where there are any, and where they cannot serve by a plain segment.
-    fn grow_within(&mut self, max: u64) -> Step {
+    fn grow_within(&mut self, max: u64, level: u32) -> Step {
         let core = self.core;
         // The driver chooses a segment's alignment: an aligned request may have to skip the front.
         let Some(needed) = Granules::exactly(self.want.bytes_anywhere()) else { return Ok(None) };
         let mut sizes = core.config.growth_sizes(needed, self.want.kind);
         if let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) {
-            match self.fill(windows, max) {
+            match self.fill(windows, Means::new_up_to(max, level)) {
                 Ok(Fill::Served(taken)) => return Ok(Some(taken)),
                 // What is to be saved is not spent on a segment that others cannot use.
                 Ok(Fill::NoRoom) if max < u64::MAX => return Ok(None),
@@ -135,7 +200,7 @@ impl<D: Driver> Miss<'_, D> {
         for len in sizes {
             match self.grow_by(len, max) {
                 Ok(None) => {}
-                Ok(handed) => return Ok(handed),
+                Ok(taken) => return Ok(taken),
                 Err(e) => _ = self.refused(e)?,
             }
             if self.refusal.as_ref().is_some_and(|e| !e.is_out_of_memory()) {
@@ -152,17 +217,26 @@ impl<D: Driver> Miss<'_, D> {
             return Ok(None);
         }
         // Only as much as is needed: what is kept serves later requests. Growth also needs the bytes that an alignment may skip.
-        let enough = self.want.bytes_anywhere();
-        let mut freed = match core.trim_handles(None, enough, self.own) {
-            Ok(freed) => freed.bytes,
-            Err(e) => return self.refused(e),
-        };
-        if freed < enough && laws::request_may_trim(core.driver.free_waits_for_device()) {
-            freed += match core.trim_segments(None, enough - freed, self.own) {
-                Ok(freed) => freed.bytes,
-                Err(e) => return self.refused(e),
-            };
+        let unit = self.lies_alone().map_or(0, |of| of.lock().unit().bytes());
+        let enough = self.want.bytes_anywhere().saturating_add(unit);
+        let segments_too = laws::request_may_trim(core.driver.free_waits_for_device());
+        let given = core.give_back(None, enough, How::all(self.thorough, segments_too), self.own);
+        let Trimmed { bytes, segments, .. } = given.trimmed;
+        core.charge(price::UNMAP * segments + price::release(segments, bytes));
+        // What was given back beside a refusal counts.
+        if let Some(e) = given.error {
+            self.refused(e)?;
         }
-        if freed == 0 { Ok(None) } else { self.grow(false) }
+        if given.trimmed.bytes == 0 { Ok(None) } else { self.grow(false) }
+    }
+
+    /// Rung 7 in a group at its limit: the other members give back what is idle and complete, and wait for nothing; then it grows.
+    pub(crate) fn trim_members(&mut self) -> Step {
+        let Some(seat) = self.core.seat() else { return Ok(None) };
+        let needed = self.want.bytes_anywhere();
+        let lacking = needed.saturating_sub(seat.room());
+        // At the own limit nobody else's memory helps.
+        let is_full = self.core.backing.lock().own_room(u64::MAX) == 0;
+        if is_full || lacking == 0 || seat.trim_others(lacking) == 0 { Ok(None) } else { self.grow(false) }
     }
 }

@@ -192,8 +192,8 @@ impl<D: Driver> Miss<'_, D> {
             let mut waiting: Vec<Pending> = core.host.lock().pool.in_flight.oldest().collect();
             // Most kept sources are pinned memory.
             waiting.extend(core.deferred_drops.oldest());
-            let told = |_| core.host.lock().pool.counters.host_waits += 1;
-            let done = self.wait_for(waiting, enough, told, |_| None)?;
+            let count_wait = |_| core.host.lock().pool.counters.host_waits += 1;
+            let done = self.wait_for(waiting, enough, count_wait, |_| None)?;
             let dropped = core.deferred_drops.drop_all_known();
             let state = &mut core.host.lock().pool;
             let drained = core.host.drain_in_flight(&core.registry, state) | dropped;
@@ -238,7 +238,8 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
         core.host.drain_in_flight(&core.registry, pool);
         let wholly: Vec<(SegmentId, Granules, Kind)> =
             pool.heap.segments().filter(|s| s.free == s.len).map(|s| (s.id, s.len, s.kind)).collect();
-        for (id, len, kind) in wholly {
+        let may = |id| crate::laws::holds::may_release(core.holds.is_held(id, true).into());
+        for (id, len, kind) in wholly.into_iter().filter(|&(id, ..)| may(id)) {
             pool.cut_free_of(id);
             idle.extend(backing.take_out(id).map(|range| (id, len, kind, range)));
         }
@@ -248,13 +249,13 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let mut failed = None;
     // If the driver panics, the drops of this range and of those after it give them back.
     let left = Cell::new(idle.iter().map(|(_, len, ..)| len.bytes()).sum::<u64>());
-    let gone = Undo::new(|| core.host.lock().backing.released(left.get()));
+    let gone = Undo::new(|| core.host.lock().backing.segment_released(left.get()));
     for (id, len, kind, range) in idle {
         let released = core.driver.relaxed(|| range.release());
         left.set(left.get() - len.bytes());
         match released {
             Ok(()) => {
-                core.host.lock().backing.released(len.bytes());
+                core.host.lock().backing.segment_released(len.bytes());
                 trimmed.bytes += len.bytes();
                 trimmed.segments += 1;
             }

@@ -34,6 +34,7 @@ pub(crate) enum Rung {
     Migrate,
     Grow,
     MigrateWithWait,
+    MoveHandles,
     Trim,
     Wait,
     Callback,
@@ -47,6 +48,7 @@ impl Rung {
             Rung::Migrate => ("migrate", &mut of.migrate),
             Rung::Grow => ("grow", &mut of.grow),
             Rung::MigrateWithWait => ("migrate_with_wait", &mut of.migrate_with_wait),
+            Rung::MoveHandles => ("move_handles", &mut of.move_handles),
             Rung::Trim => ("trim", &mut of.trim),
             Rung::Wait => ("wait", &mut of.wait),
             Rung::Callback => ("callback", &mut of.callback),
@@ -222,7 +224,7 @@ impl<'a, D: Driver, P> Climb<'a, D, P> {
         let core = self.core;
         batch.sort_unstable();
         batch.dedup();
-        let waitable = core.registry.waitable(&core.driver);
+        let waitable = core.registry.waitable();
         batch.retain(|&p| waitable.by_host(p));
         let mut patience = core::mem::replace(&mut self.patience, Patience::new(Some(Duration::ZERO)));
         let device = (&*core.registry, &core.driver);
@@ -315,7 +317,7 @@ where
     }
 
     fn callback(&mut self) -> bool {
-        let Some(again) = self.core.ask_user(|| self.facts()) else { return false };
+        let Some(again) = self.core.run_callback(|| self.facts()) else { return false };
         self.count(Rung::Callback, false);
         again
     }

@@ -1,4 +1,4 @@
-//! Physical memory in an allocator's hands: how it is made, mapped, unmapped and released, and how all of it goes at the end.
+//! An allocator's physical memory: how it is made, mapped, unmapped and released, and how all of it goes at the end.
 //!
 //! Each step is a call of the driver between two changes of the records, with no lock held over the call. A step that fails has changed nothing, or
 //! leaves what it could not undo in the records (`physical`). It does not know why memory is wanted, nor which places are free: it looks into no
@@ -8,18 +8,25 @@ use super::backing::kept;
 use super::core::Core;
 use super::physical::Windows;
 use super::pool::Pool;
+use super::trim::Trimmed;
+use super::undo::Undo;
 use crate::driver::{Driver, DriverErrorKind, DriverResult};
 use crate::heap::{ChunkState, Kind};
-use crate::physical::{AddrRange, BusyHandle, HandleState, NoWindow, Owner, Place, SlotState, WindowView};
-use crate::sync::{Arc, Ordering, assert_unlocked};
+use crate::laws::price;
+use crate::order::PendingSet;
+use crate::physical::{
+    AddrRange, BusyHandle, HandleState, LeavingSlot, NoWindow, Owner, Place, SlotState, WindowView,
+};
+use crate::sync::{Arc, assert_unlocked};
 use crate::units::{GRANULE_BYTES, Granules, SegmentId};
+use core::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// A look at mappings that the driver did not take away looks at so many.
-const DRAINED: usize = 4;
+/// The number of mappings that a request looks at, of those whose uses may be complete or that the driver did not unmap.
+const DRAINED: usize = 64;
 
 impl<D: Driver> Pool<D> {
-    /// Whose the windows are that its requests of a kind fill.
+    /// The owner of the windows that its requests of a kind fill.
     pub(super) fn owner(&self, kind: Kind) -> Owner {
         Owner(2 * u64::from(self.number) + u64::from(kind == Kind::Large))
     }
@@ -57,7 +64,7 @@ impl<D: Driver> Core<D> {
             let reserved = match reserved {
                 Ok(reserved) => reserved,
                 Err(e) => {
-                    of.plain.fetch_or(e.kind == DriverErrorKind::NotSupported, Ordering::Relaxed);
+                    of.note_refusal(&e);
                     return Err(e);
                 }
             };
@@ -65,48 +72,78 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// Physical memory whose bytes were claimed, in this thread's hands.
+    /// Adds the price of a call that a request has made or is about to make; where time is not bounded, nothing is counted.
+    pub(super) fn charge(&self, nanos: u64) {
+        if let Some(price) = &self.price {
+            price.charge(nanos);
+        }
+    }
+
+    /// How scarce time is ([`price`]): at which level requests take physical memory now.
+    pub(super) fn price_level(&self) -> u32 {
+        let Some(price) = self.price.as_ref().filter(|_| self.windows.is_some()) else { return 0 };
+        assert_unlocked("the clock is read");
+        price.level(self.config.time(&self.driver))
+    }
+
+    /// Creates physical memory whose bytes were claimed. It belongs to this thread until it is mapped.
     ///
     /// # Errors
     /// The driver's; nothing was created.
     pub(super) fn create_handle(&self, of: &Windows<D>, len: Granules) -> DriverResult<BusyHandle> {
         assert_unlocked("physical memory is created");
+        self.charge(price::create(len.bytes()));
         let created = self.driver.relaxed(|| of.device.create(len.bytes()));
-        let native = self.registry.watch(created)?;
+        let native = self.registry.watch(created).inspect_err(|e| of.note_refusal(e))?;
         Ok(of.lock().created(native, len))
     }
 
-    /// Maps a handle that has no place. On failure it is released or spare, and the place is a hole again or drains.
+    /// Maps a handle that has no place. On failure it is released or spare, and the place is a hole again or drains. If the driver panics, the place drains
+    /// and the handle is spare behind it.
     ///
     /// # Errors
     /// The driver's.
     pub(super) fn map_handle(&self, of: &Windows<D>, handle: BusyHandle, place: Place) -> DriverResult<()> {
-        let (addr, native) = {
-            let mut records = of.lock();
-            (records.start_map(&handle, place), records.native(&handle))
-        };
-        assert_unlocked("physical memory is mapped");
-        match self.driver.relaxed(|| of.device.map(native, addr)) {
-            Ok(()) => {
-                of.lock().mapped(handle);
-                Ok(())
-            }
-            Err(failed) => {
-                {
-                    let mut records = of.lock();
-                    if failed.stuck.is_some() {
-                        records.map_stuck(&handle);
-                    } else {
-                        records.map_failed(&handle);
-                    }
-                }
+        match self.map_at(of, &handle, place) {
+            Ok(()) => of.lock().mapped(handle),
+            Err(e) => {
                 self.release_handle(of, handle);
-                self.registry.watch(Err(failed.error))
+                return Err(e);
             }
         }
+        Ok(())
     }
 
-    /// Takes a handle's mapping away: its bytes are in this thread's hands, and every use of them is complete.
+    /// Maps a handle that this thread works on at `place`, besides where it is: its slot there is Arriving still, and on failure a hole again, or it drains. If
+    /// the driver panics, that slot drains, and this thread no longer works on the handle: it is at the place that it had, or spare.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn map_at(&self, of: &Windows<D>, handle: &BusyHandle, place: Place) -> DriverResult<()> {
+        let (addr, native) = {
+            let mut records = of.lock();
+            (records.start_map(handle, place), records.native(handle))
+        };
+        assert_unlocked("physical memory is mapped");
+        self.charge(price::MAP);
+        let unknown = Undo::new(|| of.lock().abandoned(handle));
+        let mapped = self.driver.relaxed(|| of.device.map(native, addr));
+        unknown.forget();
+        let Err(failed) = mapped else { return Ok(()) };
+        {
+            let mut records = of.lock();
+            if failed.stuck.is_some() {
+                records.map_stuck(handle);
+            } else {
+                records.map_failed(handle);
+            }
+        }
+        of.note_refusal(&failed.error);
+        self.registry.watch(Err(failed.error))
+    }
+
+    /// Takes a handle's mapping away: this thread works on it, and every use of its bytes is complete. If the driver panics, it may have done it or
+    /// not: the addresses and the handle are not used before another unmap. The place drains, and the handle is spare behind it.
     ///
     /// # Errors
     /// The driver's; it is still mapped.
@@ -118,51 +155,106 @@ impl<D: Driver> Core<D> {
     ) -> DriverResult<()> {
         let Some(window) = of.lock().window(id) else { return Ok(()) };
         assert_unlocked("physical memory is unmapped");
+        let unknown = Undo::new(|| of.lock().abandoned(handle));
         let unmapped = self.driver.relaxed(|| of.device.unmap(window.base.offset(offset)));
+        unknown.forget();
         self.registry.watch(unmapped)?;
         of.lock().detached(handle);
         Ok(())
     }
 
     /// A handle that nothing uses and that has no place goes back to the device. What the driver does not take, or a second mapping holds, is spare, and
-    /// the next request for its length has it. Returns whether it is gone.
-    pub(super) fn release_handle(&self, of: &Windows<D>, handle: BusyHandle) -> bool {
+    /// the next request for its length takes it. Returns its length if it is gone.
+    pub(super) fn release_handle(&self, of: &Windows<D>, handle: BusyHandle) -> Option<Granules> {
+        let released = self.release_claimed(of, handle);
+        if let Some(len) = released {
+            self.backing.lock().released(len.bytes());
+        }
+        released
+    }
+
+    /// The same; its bytes stay claimed under the limit. If the driver panics, it has the handle or not: as nothing is released twice, it counts as gone, and
+    /// its bytes are not claimed any more.
+    pub(super) fn release_claimed(&self, of: &Windows<D>, handle: BusyHandle) -> Option<Granules> {
         let native = of.lock().to_release(&handle);
         assert_unlocked("physical memory is released");
+        let handle = Cell::new(Some(handle));
+        let gone = || handle.take().map(|handle| of.lock().released(handle));
+        let unknown =
+            Undo::new(|| gone().into_iter().for_each(|len| self.backing.lock().released(len.bytes())));
         let released = native.map(|native| self.driver.relaxed(|| of.device.release(native)));
+        unknown.forget();
+        if released.is_some_and(|released| self.registry.watch(released).is_ok()) {
+            return gone();
+        }
+        if let Some(handle) = handle.take() {
+            of.lock().spare(handle);
+        }
+        None
+    }
+
+    /// Spare handles go back to the device, each once: there is no room for what is wanted beside them, or a trim gives them back. What the driver does not
+    /// take stays spare. Meanwhile they are in transit, which counts in `own`.
+    pub(super) fn release_spares(&self, of: &Windows<D>, own: &Cell<u64>) -> Trimmed {
+        let mut trimmed = Trimmed::default();
         let mut records = of.lock();
-        if let Some(Ok(())) = released {
-            let len = records.released(handle);
-            drop(records);
-            self.backing.lock().unclaim(len);
-            return true;
-        }
-        records.spare(handle);
-        false
-    }
-
-    /// Spare handles go back to the device: there is no room for what is wanted beside them. Returns whether any did.
-    pub(super) fn release_spares(&self, of: &Windows<D>) -> bool {
-        let mut any = false;
-        // Each once, those that the driver does not take included.
-        let (all, unit) = (of.stats().spare, of.lock().unit().bytes());
-        for _ in 0..all / unit {
-            let Some(spare) = of.lock().take_any_spare() else { break };
-            any |= self.release_handle(of, spare);
-        }
-        any
-    }
-
-    /// Mappings that the driver did not take away, or whose uses are complete by now, are taken away.
-    pub(super) fn finish_draining(&self, of: &Windows<D>) {
-        let leaving = of.lock().drained(DRAINED, |uses| self.registry.all_complete(uses));
-        for slot in leaving {
-            let unmapped = self.driver.relaxed(|| of.device.unmap(slot.addr()));
-            match self.registry.watch(unmapped) {
-                Ok(()) => of.lock().unmapped(slot),
-                Err(_) => of.lock().drain(slot, crate::order::PendingSet::new()),
+        let _transit = self.in_transit.take(own);
+        let spares: Vec<BusyHandle> = core::iter::from_fn(|| records.take_any_spare()).collect();
+        drop(records);
+        let spares = RefCell::new(spares);
+        // If the driver panics or the context is lost, the others are spare again.
+        let _left = Undo::new(|| {
+            let mut records = of.lock();
+            spares.take().into_iter().for_each(|spare| records.spare(spare));
+        });
+        while self.registry.alive() {
+            let Some(spare) = spares.borrow_mut().pop() else { break };
+            if let Some(len) = self.release_handle(of, spare) {
+                trimmed.add(len.bytes());
             }
         }
+        trimmed
+    }
+
+    /// Takes away a mapping whose uses are complete. What the driver refuses, or panics over, drains: it is tried again later.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn take_away(&self, of: &Windows<D>, slot: LeavingSlot) -> DriverResult<()> {
+        assert_unlocked("physical memory is unmapped");
+        let (addr, slot) = (slot.addr(), Cell::new(Some(slot)));
+        let _drains = Undo::new(|| {
+            if let Some(slot) = slot.take() {
+                of.lock().drain(slot, PendingSet::new());
+            }
+        });
+        let unmapped = self.driver.relaxed(|| of.device.unmap(addr));
+        self.registry.watch(unmapped)?;
+        if let Some(slot) = slot.take() {
+            of.lock().unmapped(slot);
+        }
+        Ok(())
+    }
+
+    /// Mappings that the driver did not take away, or whose uses are complete by now, are taken away: as many as a request looks at.
+    pub(super) fn finish_draining(&self, of: &Windows<D>) {
+        let calls = self.finish_draining_of(of, DRAINED);
+        self.charge(price::UNMAP * calls);
+    }
+
+    /// The same, of at most `max`, one at a time and each once. Returns how many calls it made.
+    pub(super) fn finish_draining_of(&self, of: &Windows<D>, max: usize) -> u64 {
+        let looks = max.min(of.lock().draining());
+        let mut calls = 0;
+        for _ in 0..looks {
+            let leaving = of.lock().drained(1, |uses| self.registry.all_complete(uses));
+            for slot in leaving {
+                calls += 1;
+                // It drains again.
+                let _ = self.take_away(of, slot);
+            }
+        }
+        calls
     }
 
     /// The allocator's end: all virtual memory goes back to the device, if nothing uses it any more (`over`); else it is kept for good.
@@ -173,7 +265,7 @@ impl<D: Driver> Core<D> {
         of.lock().take_all();
         if !over {
             if bytes > 0 {
-                // Nobody drops the driver's table of it either.
+                // Nor is the driver's table of it dropped.
                 core::mem::forget(Arc::clone(&of.device));
                 self.driver.drop_failed(kept(bytes, "device"));
             }
@@ -185,7 +277,7 @@ impl<D: Driver> Core<D> {
         }
     }
 
-    /// The pool that filled these windows closes: nobody fills their holes any more, and those that have nothing go.
+    /// The pool that filled these windows closes: their holes are not filled any more, and windows that have nothing go.
     pub(super) fn close_windows(of: &Windows<D>, pool: &Pool<D>) {
         for kind in Kind::ALL {
             let mut state = pool.lock();

@@ -4,7 +4,7 @@
 //! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Ordering facts are checked before
 //! the entry's stamp is loaded. Any failure puts the range back exactly as it was.
 
-use super::bounded::Waitable;
+use super::bounded::Waits;
 use super::config::Reuse;
 use super::core::Core;
 use super::entry::Range;
@@ -14,7 +14,7 @@ use super::miss::Miss;
 use super::pool::store::Store;
 use super::pool::{Pool, PoolState, Watch};
 use super::registry::{CLOSING, CONTEXT, QUESTIONS};
-use super::sources::{ASKED, Candidates};
+use super::sources::{Candidates, QUERIED};
 use super::undo::Undo;
 use crate::driver::Driver;
 use crate::error::{DriverError, DriverErrorKind};
@@ -23,7 +23,7 @@ use crate::laws;
 use crate::order::{Clock, Entry, Pending, PendingSet, is_ordered};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
-use crate::units::{Epoch, Granules};
+use crate::units::{Epoch, Granules, SegmentId};
 use core::cell::RefCell;
 use hashbrown::HashSet;
 use std::rc::Rc;
@@ -87,20 +87,20 @@ impl<'a, D: Driver> Miss<'a, D> {
             gone.retain(|from| self.may_have(from, kinds));
             return gone.iter().find_map(|from| self.migrate_from(from, kinds, &clock, &mut questions));
         }
-        let Candidates { mut first, more, in_order, to_ask } =
+        let Candidates { mut first, more, in_order, to_query } =
             self.core.sources.of(kinds, self.want.len.0, self.pool.timeline.id, &clock);
         // Each climb starts at other pools, because it does not query all of them.
         if first.len() > QUESTIONS {
             let from = self.core.turn.fetch_add(QUESTIONS, Ordering::Relaxed) % first.len();
             first.rotate_left(from);
         }
-        let (core, mut questions, mut asked) = (self.core, QUESTIONS, ASKED * kinds.len());
+        let (core, mut questions, mut queries) = (self.core, QUESTIONS, QUERIED * kinds.len());
         let (thorough, len) = (self.thorough, self.want.len.0);
         let mut migrate = |number, questions: &mut usize| {
             self.migrate_from(&*core.pool_numbered(number)?, kinds, &clock, questions)
         };
-        if let Some(handed) = first.into_iter().find_map(|number| migrate(number, &mut questions)) {
-            return Some(handed);
+        if let Some(taken) = first.into_iter().find_map(|number| migrate(number, &mut questions)) {
+            return Some(taken);
         }
         for mut page in more {
             loop {
@@ -108,16 +108,16 @@ impl<'a, D: Driver> Miss<'a, D> {
                 if next.is_empty() {
                     break;
                 }
-                if let Some(handed) = next.into_iter().find_map(|number| migrate(number, &mut questions)) {
-                    return Some(handed);
+                if let Some(taken) = next.into_iter().find_map(|number| migrate(number, &mut questions)) {
+                    return Some(taken);
                 }
             }
         }
-        let handed = in_order.into_iter().find_map(|number| migrate(number, &mut questions));
-        let handed = handed.or_else(|| to_ask.into_iter().find_map(|number| migrate(number, &mut asked)));
-        // Another thread may have taken the news of a pool that stands aside. Before a request is out of memory, it looks at all.
+        let taken = in_order.into_iter().find_map(|number| migrate(number, &mut questions));
+        let taken = taken.or_else(|| to_query.into_iter().find_map(|number| migrate(number, &mut queries)));
+        // Another thread may have taken the notice that a pool that stands aside has progressed. Before a request is out of memory, it looks at all.
         let all = || if thorough { core.sources.all_of(len) } else { Vec::new() };
-        handed.or_else(|| all().into_iter().find_map(|number| migrate(number, &mut asked)))
+        taken.or_else(|| all().into_iter().find_map(|number| migrate(number, &mut queries)))
     }
 
     /// Migrates a range of this pool if one serves; the pool's timeline is queried while there are `questions`.
@@ -142,30 +142,32 @@ impl<'a, D: Driver> Miss<'a, D> {
         Some(self.admit(from, &migrating))
     }
 
+    /// Which streams this pool's stream may be made to wait for.
+    pub(super) fn waits(&self) -> Option<Waits<'a, D>> {
+        let core = self.core;
+        core.registry.waits(&core.driver, &self.pool.timeline, core.config.reuse)
+    }
+
     /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
     /// in flight come first: they stay in their pool.
     pub(crate) fn migrate_with_wait(&mut self) -> Step {
-        if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
-            return Ok(None);
-        }
-        let waitable = self.core.registry.waitable(&self.core.driver);
+        let Some(waits) = self.waits() else { return Ok(None) };
         // What one range waits for may be impossible to wait for at the moment; another range, or another pool's memory, may do.
-        while let Some((entry, _transit)) = self.take_in_flight(self.pool, &waitable) {
+        while let Some((entry, _transit)) = self.take_in_flight(self.pool, &waits) {
             let step = self.own_in_flight(&entry)?;
             if step.is_some() {
                 return Ok(step);
             }
         }
         for (from, look_at) in self.others() {
-            // No stream is made to wait for an independent one. Ranges in flight of an independent stream's pool are left too: they end with its stamp.
-            if !waitable.by_streams(from.timeline.id) {
+            // Ranges in flight of the pool of a stream that may not be waited for are left too: they end with its stamp.
+            if !waits.may_wait_for(&from.timeline) {
                 continue;
             }
             let free = look_at != LookAt::InFlight;
             let found = free.then(|| {
                 self.cut_free(&from, &Kind::ALL, |_, epoch| {
-                    !self.refused_on.contains(&from.timeline.id)
-                        && waitable.is_orderable(&from.timeline, epoch)
+                    !self.refused_on.contains(&from.timeline.id) && waits.is_orderable(&from.timeline, epoch)
                 })
             });
             if let Some((cut, _transit)) = found.flatten() {
@@ -183,7 +185,7 @@ impl<'a, D: Driver> Miss<'a, D> {
                 return Ok(Some(self.admit(&from, &migrating)));
             }
             while look_at != LookAt::Free
-                && let Some((entry, _transit)) = self.take_in_flight(&from, &waitable)
+                && let Some((entry, _transit)) = self.take_in_flight(&from, &waits)
             {
                 let step = self.in_flight_elsewhere(&from, entry)?;
                 if step.is_some() {
@@ -198,18 +200,15 @@ impl<'a, D: Driver> Miss<'a, D> {
     /// live: its stream waits on the device for the older half of them, which returns to the free state whole. Without this only a wait of the host
     /// would show that anything is complete, and a program that never makes one would grow by everything that other streams use.
     pub(crate) fn order_older_half(&mut self) -> Step {
-        if laws::is_independent(self.pool.timeline.independent.load(Ordering::Relaxed)) {
-            return Ok(None);
-        }
-        let waitable = self.core.registry.waitable(&self.core.driver);
+        let Some(waits) = self.waits() else { return Ok(None) };
         loop {
             let ends = {
                 let state = self.pool.lock();
                 let (in_flight, peak) = (state.heap.stats().in_flight, state.allocated_peak());
-                if !laws::cost::unasked_is_crowded(in_flight, peak, state.left_in_flight) {
+                if !laws::cost::unqueried_is_crowded(in_flight, peak, state.left_in_flight) {
                     return Ok(None);
                 }
-                let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
+                let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waits.orderable(p);
                 state.in_flight.ends_of_older_half(|entry| entry.uses.iter().all(|&p| orderable(p)))
             };
             let Err(e) = self.wait_for_all(&ends) else { break };
@@ -269,7 +268,7 @@ impl<'a, D: Driver> Miss<'a, D> {
             return;
         }
         match self.core.registry.poll_completed(&self.core.driver, &from.timeline) {
-            Ok(news) => *questions -= usize::from(news == Some(false)),
+            Ok(progressed) => *questions -= usize::from(progressed == Some(false)),
             // An error is not completion: the range is not accepted then, and the next rung meets the error.
             Err(e) => {
                 *questions -= 1;
@@ -291,28 +290,67 @@ impl<'a, D: Driver> Miss<'a, D> {
         }
         let mut guard = from.lock();
         let state = &mut *guard;
-        state.watch.set(Watch::ASKED);
+        state.watch.set(Watch::SEARCHED);
         let own = self.want.kind;
         let closed = state.closed;
         let kinds = [own, own.other()].into_iter().filter(|kind| kinds.contains(kind));
+        let held = self.core.held();
+        let unheld = |range: (SegmentId, Granules, Granules)| match &held {
+            None => Some((range.1, range.2)),
+            Some(held) => held.part_that_may_leave(range, self.needed()),
+        };
         let found = {
             let seen = self.core.registry.seen();
             kinds.clone().find_map(|kind| {
                 let (want, steps) = (Want { kind, ..self.want }, self.steps(state, kind));
-                state.heap.find(&want, steps, |stamp| laws::may_take(accept(&seen, stamp), closed))
+                let may = |stamp| laws::may_take(accept(&seen, stamp), closed);
+                state.heap.find_where(&want, steps, |stamp, range| may(stamp) && unheld(range).is_some())
             })
         };
+        let part = found.and_then(|found| unheld((found.segment, found.offset, found.len)));
+        drop(held);
         let Some(found) = found else {
             for kind in kinds {
                 let steps = self.steps(state, kind);
-                from.looked_at_in_vain(state, kind, self.want.len, steps);
+                from.search_failed(state, kind, self.want.len, steps);
             }
             return None;
         };
-        let cut = state.cut(found.chunk, found.offset, self.portion(found.len));
+        let (offset, len) = part?;
+        let (offset, len) = self.portion_of(found.segment, offset, len)?;
+        let cut = state.cut(found.chunk, offset, len);
         state.counters.migrations_out += 1;
         self.core.moving.fetch_add(cut.len.bytes(), Ordering::Relaxed);
         Some((cut, self.transit()))
+    }
+
+    /// Which part of a free range migrates. In a window a large request takes whole handles, so that none has bytes in two pools: it could serve neither
+    /// as physical memory until both are free. `None` if no whole handles of it hold the request; before a request is out of memory, any part does.
+    fn portion_of(
+        &self,
+        segment: SegmentId,
+        offset: Granules,
+        len: Granules,
+    ) -> Option<(Granules, Granules)> {
+        let any = (offset, self.portion(len));
+        let Some(of) = self.core.windows.as_ref().filter(|_| self.want.kind == Kind::Large && !self.thorough)
+        else {
+            return Some(any);
+        };
+        let records = of.lock();
+        if records.window(segment).is_none() {
+            return Some(any);
+        }
+        let mut from = None;
+        let ends = records.slots_in(segment, offset, len).map(|slot| {
+            from = from.or((slot.offset >= offset).then_some(slot.offset.0));
+            (from, slot.offset.0 + slot.len.0)
+        });
+        let holds = |(from, end): (Option<u32>, u32)| {
+            let whole = from.filter(|&from| end <= offset.0 + len.0 && end - from >= any.1.0)?;
+            Some((Granules(whole), Granules(end - whole)))
+        };
+        ends.map(holds).find_map(|part| part)
     }
 
     /// How many free ranges of a pool are looked at: all, before a request is out of memory.
@@ -345,22 +383,21 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Takes a range in flight out of a pool's index: no other thread can find it until it is put back. Ranges that
-    /// independent streams still use are left alone.
-    fn take_in_flight(
-        &self,
-        from: &Pool<D>,
-        waitable: &Waitable<'_, D>,
-    ) -> Option<(Entry, TransitGuard<'a>)> {
+    /// streams still use which may not be waited for are left alone.
+    fn take_in_flight(&self, from: &Pool<D>, waits: &Waits<'_, D>) -> Option<(Entry, TransitGuard<'a>)> {
         let mut guard = from.lock();
         let state = &mut *guard;
         let steps = if self.thorough { usize::MAX } else { STEPS };
         let heap = &state.heap;
+        let at_home = from.number == self.pool.number;
+        let held = if at_home { None } else { self.core.held() };
         let fits = |entry: &Entry| {
             let home = Pending { on: from.timeline.id, epoch: entry.home };
-            let at_home = from.number == self.pool.number;
-            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waitable.orderable(p);
-            let addr = heap.view(ChunkId::from_index(entry.chunk), entry.generation).addr;
-            self.want.fits_at(addr, entry.len)
+            let orderable = |p: Pending| !self.refused_on.contains(&p.on) && waits.orderable(p);
+            let view = heap.view(ChunkId::from_index(entry.chunk), entry.generation);
+            let range = (view.segment, view.offset, entry.len);
+            self.want.fits_at(view.addr, entry.len)
+                && held.as_ref().is_none_or(|held| held.may_leave(range))
                 && entry.uses.iter().all(|&p| orderable(p))
                 && (at_home || orderable(home))
         };
@@ -368,6 +405,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let found = state.in_flight.take_at_least(self.want.len, steps, fits);
         let mut again = || state.in_flight.take_at_least(self.needed(), steps, fits);
         let entry = found.or_else(|| if self.want.align > Granules(1) { again() } else { None });
+        drop(held);
         if entry.is_none() {
             from.tighten_in_flight(state);
         }
@@ -416,6 +454,11 @@ impl<'a, D: Driver> Miss<'a, D> {
         let cut = {
             let mut state = from.lock();
             let view = state.heap.view(ChunkId::from_index(entry.chunk), entry.generation);
+            // It may be held since it was found.
+            if self.core.held().is_some_and(|held| !held.may_leave((view.segment, view.offset, len))) {
+                from.fly(&mut state, entry);
+                return Ok(None);
+            }
             let cut = state.cut(ChunkId::from_index(entry.chunk), view.offset, len);
             if len < entry.len && laws::rest_is_free() {
                 state.heap.give(ChunkId::from_index(entry.chunk), entry.generation, entry.home);
@@ -436,7 +479,7 @@ impl<'a, D: Driver> Miss<'a, D> {
 
     /// A wait could not be inserted, and the range was put back. If its stream cannot be marked on this thread, that is not a refusal of memory: the
     /// next rung is tried. If the stream captures, or is gone, that is reported if nothing else serves.
-    fn unordered(&mut self, error: DriverError) -> Step {
+    pub(super) fn unordered(&mut self, error: DriverError) -> Step {
         if error.kind == DriverErrorKind::NotSupported {
             return Ok(None);
         }
@@ -444,7 +487,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     }
 
     /// Inserts the waits that are missing. On any failure the caller puts the range back; the waits that were made stay known.
-    fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
+    pub(super) fn wait_for_all(&mut self, pending: &[Pending]) -> Result<(), DriverError> {
         for &p in pending {
             let core = self.core;
             let ordered = core.registry.order_after(&core.driver, &self.pool.timeline, p, CLOSING);
@@ -452,6 +495,9 @@ impl<'a, D: Driver> Miss<'a, D> {
                 self.refused_on.push(p.on);
             }
             if ordered?.is_some() {
+                if laws::waits::own_waits_count() {
+                    core.registry.saw_edge(&self.pool.timeline, p.on);
+                }
                 self.pool.lock().counters.waits_inserted += 1;
                 if core.is_recording() {
                     let on = core.registry.timeline(p.on).filter(|l| l.id != CONTEXT).map(|l| l.info.id);

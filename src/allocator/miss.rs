@@ -10,18 +10,19 @@
 //! 2 migrate what is complete or ordered        2 the same
 //!   without queries, if as much is in flight     the same
 //!   as was ever live: 4, own ranges
-//! 3 grow within the limit, windows first       3 grow within 1 % above the peak of live bytes
+//! 3 grow within the limit (below a soft one)   3 grow within 1 % above the peak of live bytes
 //!   small requests: large segments' space        the same
 //! 4 migrate behind an inserted wait            4 the same
-//! 5 (move handles: not built yet)              5 (the same)
-//! 6 -                                          6 grow within the limit
-//! 7 give idle memory back, grow again          7 the same; segments only where a free waits for nothing
+//! 5 move free handles, of windows              5 the same
+//! 6 - (above a soft one)                       6 grow within the limit
+//! 7 give idle memory back, grow again; of a    7 the same; segments only where a free waits for nothing
+//!   group's other members too                    the same
 //! 8 a bounded wait of the host, then again     8 the same
 //! 9 the user's callback, then again            9 the same
 //! 10 OutOfMemory                               10 the same
 //! ```
 
-use super::config::{Policy, Reuse};
+use super::config::Policy;
 use super::core::{Core, lost};
 use super::ladder::{Climb, Rung, Rungs, Step, rung};
 use super::pool::{Pool, PoolState};
@@ -71,7 +72,7 @@ impl<D: Driver> Core<D> {
 
     /// Calls the user's callback, with no lock held, and returns whether to try again; `None` without a callback, or inside it. A panic in it
     /// passes through: nothing is held and nothing was taken.
-    pub(crate) fn ask_user(&self, facts: impl FnOnce() -> OutOfMemory) -> Option<bool> {
+    pub(crate) fn run_callback(&self, facts: impl FnOnce() -> OutOfMemory) -> Option<bool> {
         struct Inside;
         impl Drop for Inside {
             fn drop(&mut self) {
@@ -95,35 +96,45 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     /// Whether the request alone is above the limit or the device's memory. Bytes that an alignment may skip do not count: a free range may begin
     /// at a multiple, and then nothing is skipped.
     fn is_hopeless(&self) -> bool {
-        let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX);
-        self.want.len.bytes() > limit.min(self.core.capacity)
+        let limit = self.core.backing.lock().limit.unwrap_or(u64::MAX).min(self.core.capacity);
+        let group = self.core.seat().and_then(super::group::Seat::hard);
+        self.want.len.bytes() > limit.min(group.unwrap_or(u64::MAX))
     }
 
     fn climb_once(&mut self, progress: &mut bool) -> Step {
-        let (policy, reuse) = (self.core.config.policy, self.core.config.reuse);
+        let reuse = self.core.config.reuse;
+        let saves = self.core.config.policy == Policy::Footprint || self.core.has_soft_limit();
         self.refused_on.clear();
-        rung!(self: Poll, self.poll_completed());
-        if self.has_sources() {
+        rung!(self: Poll, self.poll_completed(progress));
+        // Of a block on a handle of its own the addresses are its own too.
+        let migrates = self.lies_alone().is_none();
+        if migrates && self.has_sources() {
             rung!(self: Migrate, Step::Ok(self.migrate()));
         }
-        if reuse == Reuse::WithWaits && self.core.config.deterministic {
+        if reuse.inserts_waits() && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
         }
-        rung!(self: Grow, self.grow(policy == Policy::Footprint));
+        rung!(self: Grow, self.grow(saves));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));
-        if self.want.kind == Kind::Small && self.has_sources() {
+        if migrates && self.want.kind == Kind::Small && self.has_sources() {
             rung!(self: Migrate, Step::Ok(self.migrate_across()));
         }
-        if reuse == Reuse::WithWaits {
+        if migrates && reuse.inserts_waits() {
             rung!(self: MigrateWithWait, self.migrate_with_wait());
         }
-        if policy == Policy::Footprint {
+        if self.core.windows.is_some() {
+            rung!(self: MoveHandles, self.move_handles());
+        }
+        if saves {
             rung!(self: Grow, self.grow(false));
         }
         // A plain free would wait for the whole device: only an explicit trim may. An unmap waits for nothing.
         if self.core.windows.is_some() || laws::request_may_trim(self.core.driver.free_waits_for_device()) {
             rung!(self: Trim, self.trim_and_grow());
+        }
+        if self.core.seat().is_some() {
+            rung!(self: Trim, self.trim_members());
         }
         if !self.thorough {
             rung!(self: Wait, self.wait(progress));
@@ -132,7 +143,7 @@ impl<D: Driver> Rungs for Miss<'_, D> {
     }
 
     fn frees(&self) -> u64 {
-        self.core.frees()
+        self.core.frees() + self.core.seat().map_or(0, super::group::Seat::given_up_by_others)
     }
 
     fn facts(&self) -> OutOfMemory {
@@ -178,6 +189,9 @@ impl<D: Driver> Miss<'_, D> {
 
     /// The same, in a hold of the pool's lock in which something arrived: no other thread can take it first.
     pub(crate) fn search_in(&self, state: &mut PoolState, across: bool) -> Option<Taken> {
+        if let Some(of) = self.lies_alone() {
+            return self.take_alone(of, state);
+        }
         let exact = self.core.config.exact_fit;
         let taken = match state.take(&self.want, self.requested, exact) {
             Some(t) => Some(t),
@@ -203,26 +217,26 @@ impl<D: Driver> Miss<'_, D> {
     }
 
     /// Rung 1: learns what is complete, drains what is over.
-    fn poll_completed(&mut self) -> Step {
+    fn poll_completed(&mut self, progress: &mut bool) -> Step {
         if self.thorough {
             // A kept value may own memory of the device, or of this allocator.
             self.core.deferred_drops.sweep();
         }
         // What was freed meanwhile, or the other kind, may serve without a driver call.
-        if let Some(handed) = self.again() {
-            return Ok(Some(handed));
+        if let Some(taken) = self.again() {
+            return Ok(Some(taken));
         }
         let (core, pool) = (self.core, self.pool);
-        let asks = !core.config.deterministic;
+        let queries_allowed = !core.config.deterministic;
         let mut any = false;
         let requested = if self.thorough {
             // Before a request is out of memory, it has queried everything there is, whatever it may wait for.
-            core.registry.drain_to_end(&core.driver, asks, usize::MAX, || {
+            core.registry.drain_to_end(&core.driver, queries_allowed, usize::MAX, || {
                 any |= self.drain_all();
                 self.pending(true)
             })
         } else {
-            core.registry.drain_to_end(&core.driver, asks, QUESTIONS, || {
+            core.registry.drain_to_end(&core.driver, queries_allowed, QUESTIONS, || {
                 any |= pool.drain();
                 pool.lock().in_flight.oldest().collect()
             })
@@ -230,6 +244,8 @@ impl<D: Driver> Miss<'_, D> {
         if let Err(e) = requested {
             self.one_refused(None, e)?;
         }
+        // What came back has a new stamp, which another round has to learn is complete.
+        *progress |= any && self.thorough;
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
@@ -264,7 +280,7 @@ impl<D: Driver> Miss<'_, D> {
             batch.retain(|&p| !seen.is_complete(p));
         }
         let pool = self.pool;
-        let told = |p: Pending| {
+        let report_wait = |p: Pending| {
             pool.lock().counters.host_waits += 1;
             if core.is_recording() {
                 let stream = core.registry.timeline(p.on).map(|l| l.info.id);
@@ -274,7 +290,7 @@ impl<D: Driver> Miss<'_, D> {
         // The first that completes may serve; if it does not, twice as many are waited for the next time.
         let enough = self.enough;
         self.enough *= 2;
-        let done = self.wait_for(batch, enough, told, |p| covered_before(core, p))?;
+        let done = self.wait_for(batch, enough, report_wait, |p| covered_before(core, p))?;
         *progress |= done > 0;
         // Another thread may have waited for it and not have drained it yet.
         *progress |= {

@@ -2,16 +2,18 @@
 //!
 //! An [`Allocator`] serves device memory in stream order, from one pool for each stream. Its modules: `fast` (a hit and a free), `pool`,
 //! `miss` (the ladder when no cached chunk fits) with `migrate`, `grow` and `trim`, `registry` (the device's timelines),
-//! `host` (pinned memory), `core` (what all handles share). Locks and their ranks are in [`sync::Rank`](crate::sync::Rank): no thread
+//! `host` (pinned memory), `core` (what all handles share). Locks and their ranks are in `sync::Rank`: no thread
 //! holds two pool locks, and neither the driver nor user code is called under any lock but a grower's or a trimmer's turn.
 //!
 //! It does not know types, copies, kernels or frameworks.
 
 pub(crate) mod access;
 mod allocation;
+mod alone;
 mod backing;
 mod bookkeeping;
 mod bounded;
+mod census;
 mod closed;
 mod config;
 mod core;
@@ -19,11 +21,17 @@ pub(crate) mod deferred_drops;
 mod entry;
 mod event;
 mod events;
+#[cfg(unix)]
+mod export;
 pub(crate) mod external;
 mod fast;
 mod fill;
+mod group;
 mod grow;
+mod held;
+mod hold;
 mod host;
+mod idle;
 mod in_transit;
 #[cfg(loom)]
 #[doc(hidden)]
@@ -31,18 +39,24 @@ mod in_transit;
 pub mod kernels;
 mod ladder;
 mod mapping;
+mod marks;
 mod migrate;
 mod miss;
+mod moves;
 mod oom_facts;
 mod peaks;
 mod physical;
 mod pinned;
+mod plan;
 mod pool;
+mod price;
 mod raw;
 pub(crate) mod recorder;
 mod refcount;
 mod registry;
+mod relief;
 mod scrub;
+mod segment;
 mod sources;
 mod stream;
 #[cfg(test)]
@@ -57,18 +71,25 @@ pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
-pub use config::{Config, Growth, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory};
+pub use config::{
+    Config, Footprint, Growth, Handles, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory,
+};
 pub use event::Event;
+#[cfg(unix)]
+pub use export::Exported;
+pub use group::Group;
+pub use hold::Hold;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
+pub use segment::{Segment, SegmentKind, Sharing};
 pub use stream::Stream;
 pub use trim::Trimmed;
 
 use crate::driver::{Called, Driver, HostKind, OwnedRange, StreamKind, StreamOptions};
-use crate::error::Error;
+use crate::error::{DriverError, Error};
 use crate::heap::{Request, Want};
 use crate::laws;
-use crate::report::{Report, Usage};
+use crate::report::{MemoryMap, Report, Usage};
 use crate::sync::Arc;
 use crate::trace;
 use crate::units::{Addr, AllocationId, DeviceId, Granules, StreamId};
@@ -287,10 +308,10 @@ impl<D: Driver> Allocator<D> {
     }
 
     /// Allocates on a stream that the caller knows not to be capturing, otherwise as [`Allocator::alloc`]: on an
-    /// adopted stream this saves the driver call that would ask.
+    /// adopted stream this saves the driver's query.
     ///
     /// # Errors
-    /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that belong to others by then.
+    /// As [`Allocator::alloc`], but a capture is not noticed: the graph would replay into bytes that have another owner by then.
     #[inline]
     pub fn alloc_not_capturing(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         if !Arc::ptr_eq(&stream.pool().core, self.core()) || stream.is_special() {
@@ -393,7 +414,11 @@ impl<D: Driver> Allocator<D> {
             return Err(Error::TooLarge { requested: bytes, max: Granules::MAX.bytes() });
         };
         let want = Want { len, align, kind: pool.kind(bytes) };
-        let taken = {
+        let lies_alone =
+            core.windows.is_some() && core.config.handles.one_above.is_some_and(|above| bytes > above);
+        let taken = if lies_alone {
+            None
+        } else {
             let mut state = pool.lock();
             let taken = state.hit_rare(&want, bytes, core.config.exact_fit);
             // Not a count of its own: the free returns the handle's reference to the pool's state, whose count would only grow.
@@ -401,7 +426,7 @@ impl<D: Driver> Allocator<D> {
         };
         let allocation = if let Some((reference, taken)) = taken {
             let allocation = Self::handle(reference, taken, bytes);
-            if core.is_recording() { Self::tell(allocation, len, true) } else { allocation }
+            if core.is_recording() { Self::record_event(allocation, len, true) } else { allocation }
         } else {
             Self::miss(pool, want, bytes)?
         };
@@ -416,13 +441,15 @@ impl<D: Driver> Allocator<D> {
         // Not a count of its own: see `alloc_checked`.
         let reference = pool.lock().reference(pool);
         let allocation = Self::handle(reference, taken, bytes);
-        Ok(if core.is_recording() { Self::tell(allocation, want.len, false) } else { allocation })
+        // With the handle made: if the driver panics there, it is freed.
+        core.relieve_when_due();
+        Ok(if core.is_recording() { Self::record_event(allocation, want.len, false) } else { allocation })
     }
 
     /// Records the event for the sinks. A panic in a sink frees the allocation again.
     #[cold]
     #[inline(never)]
-    fn tell(allocation: Allocation<D>, len: Granules, hit: bool) -> Allocation<D> {
+    fn record_event(allocation: Allocation<D>, len: Granules, hit: bool) -> Allocation<D> {
         if let (Some(pool), Some(id)) = (allocation.pool(), allocation.id()) {
             pool.core.record(trace::Event::Allocate {
                 id,
@@ -486,7 +513,8 @@ impl<D: Driver> Allocator<D> {
     /// because idle memory lies in segments too small for it succeeds after a trim.
     ///
     /// # Errors
-    /// The driver's; what was given back stays given back, the rest is kept.
+    /// The driver's first; what was given back stays given back, the rest is kept. A handle that the driver refuses to unmap ends no trim: the others,
+    /// segments and pinned memory go nevertheless.
     #[track_caller]
     #[allow(
         clippy::needless_pass_by_value,
@@ -498,8 +526,10 @@ impl<D: Driver> Allocator<D> {
         core.deferred_drops.sweep();
         let trimmed = match which {
             Trim::All => {
-                let mut t = core.trim(None)?;
-                let pinned = host::trim(core)?;
+                let device = core.trim(None);
+                let lost = device.as_ref().is_err_and(DriverError::is_context_lost);
+                let pinned = if lost { Ok(Trimmed::default()) } else { host::trim(core) };
+                let (mut t, pinned) = (device?, pinned?);
                 t.bytes += pinned.bytes;
                 t.segments += pinned.segments;
                 t.held_back = core.held_back();
@@ -516,12 +546,13 @@ impl<D: Driver> Allocator<D> {
         Ok(trimmed)
     }
 
-    /// Sets how many bytes may be reserved on the device. If more are reserved, idle segments, but no handles of virtual memory, are given back until the limit holds, if they
-    /// suffice; that may wait for the device as a [trim](Allocator::trim) may. Live allocations never make it fail: growth is refused until
-    /// enough is free.
+    /// Sets how many bytes may be reserved on the device. If more are reserved, what is idle is given back as by a [trim](Allocator::trim), until the limit
+    /// holds or nothing idle is left: handles of virtual memory first, which waits for nothing; then segments, which may wait for the device. Live
+    /// allocations never make it fail: growth is refused until enough is free.
     ///
     /// # Errors
-    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's, from giving segments back. The limit is unchanged then.
+    /// [`Error::Config`] for a fraction outside 0 to 1; the driver's, if it refused to take something back and what it took is not enough. The limit is
+    /// unchanged then.
     pub fn set_limit(&self, limit: Limit) -> Result<(), Error> {
         let core = self.core();
         let bytes = limit.bytes(core.capacity)?;
@@ -535,8 +566,7 @@ impl<D: Driver> Allocator<D> {
             return Ok(());
         }
         let failed = Undo::new(|| core.backing.lock().limit = before);
-        let trimmed =
-            core.learn().and_then(|()| core.trim_segments(None, above, &::core::cell::Cell::new(0)));
+        let trimmed = core.give_back_above_limit(above);
         if laws::takes_limit_back(trimmed.is_err()) {
             drop(failed);
         } else {
@@ -544,12 +574,17 @@ impl<D: Driver> Allocator<D> {
         }
         drop(turn);
         core.deliver();
-        Ok(trimmed.map(drop)?)
+        Ok(trimmed?)
     }
 
     /// What the pools hold and have done so far.
     pub fn report(&self) -> Report {
         self.core().report()
+    }
+
+    /// Which ranges of which segment and window are live, free, in flight or a hole, as data and, by `{}`, as text. Gathered lock by lock, as a report is.
+    pub fn memory_map(&self) -> MemoryMap {
+        self.core().memory_map()
     }
 
     /// Sets every peak to the present value.
@@ -594,7 +629,7 @@ impl<D: Driver> Allocator<D> {
     /// Checks every invariant of every heap by walking it, and that the index of migration sources is right: for tests.
     ///
     /// # Panics
-    /// With the invariant's number.
+    /// If an invariant does not hold; the message has its number.
     pub fn check(&self) {
         let core = self.core();
         let (mut held, mut bounds) = (0, Vec::new());
@@ -607,8 +642,11 @@ impl<D: Driver> Allocator<D> {
         }
         core.sources.check(&bounds);
         let moving = core.moving.load(crate::sync::Ordering::Relaxed);
+        core.check_holds(&pools, moving);
         let (plain, taken) = {
             let backing = core.backing.lock();
+            let held = core.seat().map(group::Seat::held);
+            assert!(held.is_none_or(|held| held == backing.reserved), "B1: bytes reserved in the group");
             (backing.segments.values().map(OwnedRange::bytes).sum::<u64>(), backing.reserved)
         };
         let nowhere =

@@ -25,9 +25,9 @@ pub(crate) struct Holding {
     pub(super) by_name: ByName,
     /// Streams that have a long enough free range, but not at the requested alignment.
     pub(super) aligned_on: Vec<StreamId>,
-    /// Bytes of segments that are wholly free.
+    /// Bytes of segments and handles that are wholly free.
     pub(super) idle: u64,
-    /// Bytes of segments that are wholly free once the uses of ranges in flight are over.
+    /// Bytes of segments and handles that are wholly free once the uses of ranges in flight are over.
     pub(super) idle_after_uses: u64,
     /// Whether a contiguous free range would hold the request then.
     pub(super) serves_after_uses: bool,
@@ -118,7 +118,7 @@ impl<D: Driver> Core<D> {
         Holding { by_name, aligned_on, idle, idle_after_uses, serves_after_uses, of_other_kind: 0 }
     }
 
-    /// The bytes of the segments that are wholly free, across pools, with no byte held back; and of those that will be once
+    /// The bytes of the segments and handles that are wholly free, across pools, with no byte held back; and of those that will be once
     /// nothing is in flight.
     fn idle_bytes(&self, in_flight: &HashMap<SegmentId, u64>) -> (u64, u64) {
         let pools = self.pool_list();
@@ -129,12 +129,12 @@ impl<D: Driver> Core<D> {
         }
         for pool in &pools {
             // A trim cannot release a segment that contains any of it.
-            pool.for_free_held_back(|segment, _| {
-                free.remove(&segment);
+            pool.for_free_held_back(|range| {
+                free.remove(&range.segment);
             });
         }
+        let (mut now, mut then) = self.idle_handles(&pools);
         let backing = self.backing.lock();
-        let (mut now, mut then) = (0, 0);
         for (id, free) in free {
             let Some(length) = backing.segments.get(&id).map(OwnedRange::bytes) else { continue };
             let later = in_flight.get(&id).copied().unwrap_or(0);

@@ -17,7 +17,7 @@ use crate::sync::{Arc, Mutex, Ordering};
 
 /// How many pools are looked at, on average, for each pool that has grown or received memory: few, so that they cost little beside that.
 const FEW: usize = 8;
-/// And how many for a miss that needs to know how far it may grow: more, since there the figure decides.
+/// How many pools are looked at in a miss that needs to know how far it may grow: more, since there the figure decides.
 const SOME: usize = 64;
 
 /// Bounds of the peak of live bytes.

@@ -1,9 +1,9 @@
 //! Virtual memory beneath the pools: windows of addresses, which pools fill with physical memory as their requests need it.
 //!
 //! With plain segments a request that fits into no free range takes a segment of its own, though free ranges around it may be as long together as
-//! it is. In a window it takes only what is missing between them. Who fills holes, and how many, is in `fill`; the records of windows, handles and
-//! mappings are [`Physical`]'s, the calls of the driver [`VirtualMemory`]'s. This file has both for one allocator; `mapping` keeps them in step with each
-//! other and with the limit's books.
+//! it is. In a window it takes only what is missing between them. Which holes are filled, and how many, is decided in `fill`; the records of windows, handles and
+//! mappings are [`Physical`]'s, the calls of the driver [`VirtualMemory`]'s. This file has both for one allocator; `mapping` keeps them consistent with each
+//! other and with the bytes counted under the limit.
 //!
 //! It does not know pools, nor what is done with a handle.
 //!
@@ -16,11 +16,12 @@
 //!   bytes are in its hands.
 //!
 //! A failed call leaves them true: what was made before it is undone, and what cannot be undone stays in the records: a handle that the driver does not
-//! take back is spare, and a place that it does not unmap drains.
+//! take back is spare, and a place that it does not unmap drains. So does a place over which the driver panics: it may be mapped or not, and an unmap is
+//! tried until the driver answers. A handle over whose release it panics counts as gone.
 
 use super::config::{Config, Growth, VirtualMemory as Choice};
 use crate::driver::{Driver, PhysicalHandle, VirtualMemory};
-use crate::error::Error;
+use crate::error::{DriverError, DriverErrorKind, Error};
 use crate::physical::{Physical, Stats};
 use crate::sync::atomic::AtomicBool;
 use crate::sync::{Arc, Ordering, Rank, Ranked, RankedGuard};
@@ -43,7 +44,7 @@ pub(crate) struct Windows<D: Driver> {
 pub(super) type Records<'a> = RankedGuard<'a, Physical<PhysicalHandle>>;
 
 impl<D: Driver> Windows<D> {
-    /// The virtual memory that these options ask for on this device; `None`: plain segments.
+    /// The virtual memory that these options select on this device; `None`: plain segments.
     ///
     /// # Errors
     /// [`Error::Config`], if it is to be used in any case and cannot be.
@@ -51,7 +52,7 @@ impl<D: Driver> Windows<D> {
         // A baseline for comparison counts bytes that are less than a unit.
         let counts_bytes = config.growth == Growth::Exact || config.exact_fit;
         let wanted = config.virtual_memory != Choice::Never && !counts_bytes;
-        let found = if wanted { Windows::on(driver, capacity) } else { None };
+        let found = if wanted { Windows::on(driver, config, capacity) } else { None };
         if found.is_none() && config.virtual_memory == Choice::Always {
             let expected = if counts_bytes {
                 "never or auto with exact growth or exact fits"
@@ -63,8 +64,8 @@ impl<D: Driver> Windows<D> {
         Ok(found)
     }
 
-    fn on(driver: &D, capacity: u64) -> Option<Windows<D>> {
-        let device = VirtualMemory::new(driver.clone())?;
+    fn on(driver: &D, config: &Config, capacity: u64) -> Option<Windows<D>> {
+        let device = VirtualMemory::new(driver.clone())?.with(config.handles.properties());
         let records = Physical::new(device.facts().granularity, capacity)?;
         Some(Windows {
             device: Arc::new(device),
@@ -83,11 +84,16 @@ impl<D: Driver> Windows<D> {
         !self.plain.load(Ordering::Relaxed)
     }
 
+    /// Notes what a failed call says: whether this driver has no virtual memory after all. What was mapped so far stays in use.
+    pub(super) fn note_refusal(&self, error: &DriverError) {
+        self.plain.fetch_or(error.kind == DriverErrorKind::NotSupported, Ordering::Relaxed);
+    }
+
     pub(super) fn stats(&self) -> Stats {
         self.lock().stats()
     }
 
-    /// Windows go of which nobody fills the holes and that have nothing but holes: no heap knows them.
+    /// Releases windows that no pool fills any more and that have nothing but holes: no heap knows them.
     pub(super) fn forget_retired(&self) {
         let mut records = self.lock();
         let retired: Vec<SegmentId> = records.retired().collect();

@@ -112,7 +112,7 @@ impl<D: Driver> Pool<D> {
 
     /// A search by another pool's miss for `len`, which looked at `steps` free ranges of a kind at most, found none that it may
     /// have. The next one looks at twice as many, until it is known which of all long enough ranges are complete.
-    pub(super) fn looked_at_in_vain(&self, state: &mut PoolState, kind: Kind, len: Granules, steps: usize) {
+    pub(super) fn search_failed(&self, state: &mut PoolState, kind: Kind, len: Granules, steps: usize) {
         self.tighten_longest(state);
         let sources = &self.core.sources;
         if !sources.are_many(kind) {
@@ -135,7 +135,7 @@ impl<D: Driver> Pool<D> {
         state.in_vain[k] = 0;
         if cost::calls_back(state.aside[k]) {
             state.aside[k] = false;
-            self.core.sources.call_back(self.number, kind);
+            self.core.sources.bring_back(self.number, kind);
         }
     }
 
@@ -207,8 +207,8 @@ impl<D: Driver> Pool<D> {
                 state.watch.clear(Watch::NAMED);
             }
         }
-        if state.watch.has(Watch::ASKED) && self.timeline.note_unmarked(len.bytes()) {
-            state.watch.clear(Watch::ASKED);
+        if state.watch.has(Watch::SEARCHED) && self.timeline.note_unmarked(len.bytes()) {
+            state.watch.clear(Watch::SEARCHED);
             self.core.registry.request_maintenance(&self.timeline);
         }
         if state.watch.has(Watch::RECORDING) {

@@ -1,4 +1,4 @@
-//! Allocations as plain values, for foreign code that keeps a number and passes it back.
+//! Allocations as plain values, for code in other languages that keeps a number and passes it back.
 //!
 //! A raw value keeps the pool alive as a handle does: its reference is leaked until `from_raw` takes it over.
 
@@ -15,6 +15,21 @@ use core::mem::ManuallyDrop;
 
 /// An [`Allocation`] taken apart. Dropping it does nothing: the bytes stay allocated until
 /// [`Allocation::from_raw`] puts the handle together again.
+///
+/// ```
+/// use millpond::{Allocation, Allocator, Config, RawAllocation, units::{GIB, KIB}};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), millpond::Error> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let raw = gpu.alloc(KIB, &stream)?.into_raw();
+/// let (address, words) = (raw.address(), raw.to_words());   // what code in another language keeps
+///
+/// // SAFETY: these words are those of one raw value of this driver type, which is put together once.
+/// let block: Allocation<Sim> = unsafe { Allocation::from_raw(RawAllocation::from_words(address, words)) };
+/// assert_eq!((block.address(), block.len()), (address, KIB));
+/// # Ok(()) }
+/// ```
 pub struct RawAllocation<D: Driver> {
     /// A leaked reference to its pool; `None` for zero bytes.
     of: Option<(*const Pool<D>, Taken)>,
@@ -56,7 +71,7 @@ impl<D: Driver> RawAllocation<D> {
     ///
     /// # Safety
     /// All four came from one raw value of this driver type. (The value itself does nothing yet:
-    /// [`Allocation::from_raw`] asks for more.)
+    /// [`Allocation::from_raw`] has a further condition.)
     #[allow(
         clippy::cast_possible_truncation,
         reason = "two halves of a word, and an address of this machine"

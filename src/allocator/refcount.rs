@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(references(&pool), 0, "swept away");
     }
 
-    /// A stream that is asked whether it captures at each allocation, and one whose allocations are recorded: the free puts a reference back, so
+    /// A stream that is queried at each allocation whether it captures, and one whose allocations are recorded: the free puts a reference back, so
     /// the allocation must have taken one. Otherwise the count would grow by one for each pair, and the stream's end would take as many steps.
     #[test]
     fn on_every_way_to_memory_the_free_puts_back_what_was_taken() {

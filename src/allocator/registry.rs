@@ -11,6 +11,7 @@
 
 mod captured;
 mod completion;
+mod edges;
 #[cfg(feature = "cuda")]
 pub(crate) mod entered;
 mod maintenance;
@@ -94,6 +95,10 @@ pub(crate) struct Registry<D: Driver> {
     lost: AtomicBool,
     /// How many timelines in the table are of independent streams.
     pub(super) independents: AtomicU32,
+    /// How many are of dependable ones.
+    pub(super) dependables: AtomicU32,
+    /// Whether an allocator of this device needs to know which streams the program has ordered.
+    pub(super) sees_edges: AtomicBool,
     context: Arc<StreamTimeline<D>>,
 }
 
@@ -129,12 +134,7 @@ fn gone(call: &'static str) -> DriverError {
 
 impl<D: Driver> Registry<D> {
     pub(crate) fn new(driver: &D) -> Registry<D> {
-        let info = StreamInfo {
-            id: StreamId(u64::MAX),
-            device: driver.device(),
-            kind: StreamKind::LegacyDefault,
-            unmanaged: false,
-        };
+        let info = StreamInfo::new(StreamId(u64::MAX), driver.device(), StreamKind::LegacyDefault);
         let context = new_timeline(CONTEXT, info, None);
         let mut by_id = HashMap::new();
         by_id.insert(CONTEXT, Arc::clone(&context));
@@ -148,6 +148,8 @@ impl<D: Driver> Registry<D> {
             maintenance_due: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             independents: AtomicU32::new(0),
+            dependables: AtomicU32::new(0),
+            sees_edges: AtomicBool::new(false),
             context,
         }
     }
@@ -424,7 +426,7 @@ impl<D: Driver> Registry<D> {
             (state.markers.clock().len(), state.markers.clock().is_crowded())
         };
         if crowded {
-            self.ask_named(driver, &to.clock());
+            self.query_named(driver, &to.clock());
         }
         let seen = self.seen();
         if cost::forgets_names(crowded, named, seen.0.by_id.len()) {
@@ -597,7 +599,7 @@ impl<D: Driver> Registry<D> {
                 return Ok(false);
             }
             let Some(native) = state.native.take() else { return Ok(false) };
-            let alone = timeline.is_nobodys(driver, &native);
+            let alone = timeline.is_abandoned(driver, &native);
             // From here on no thread reserves a number; a thread that needs a marker waits for the closing one.
             state.closing = true;
             let copy = state.markers.clock().clone();

@@ -15,7 +15,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "fills work on raw addresses: the range was just handed out, and nobody else has it"
+    reason = "fills work on raw addresses: the range was just handed out, and no other code has it"
 )]
 
 use super::allocation::Allocation;

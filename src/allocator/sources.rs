@@ -7,12 +7,12 @@
 //!
 //! Nor can a miss look again and again at thousands of pools whose memory is all pending. If there are many, a pool that
 //! was looked at in vain stands [`aside`]: it is sorted by the length of what is complete of it. It comes back when its
-//! timeline progresses ([`news`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
+//! timeline progresses ([`progress`]) or something enters it; a free brings nothing that is complete. Meanwhile a miss finds it only
 //! if its stream is ordered after some of it, or when the miss queries a few of those that have a marker to query.
 //!
 //! - **F1** While no thread holds a pool's lock, the pool is listed at its bound of each kind, or not at all if that is 0. The bound may be
 //!   too high and is never too low ([`Pool::longest_hint`]), so a pool that could serve is never left out.
-//! - **F2** A pool that stands aside, and of which there is no news, has no complete free range longer than recorded, and among its
+//! - **F2** A pool that stands aside, and whose timeline has not progressed since, has no complete free range longer than recorded, and among its
 //!   longer ranges of at least any length none with a stamp below the least that is recorded for that length.
 //! - **F3** While no thread holds a pool's lock, it is listed at a bound on its longest range in flight too, or not at all if that is 0: too
 //!   high at times, because a drain does not lower it but the next search does, and never too low.
@@ -22,9 +22,9 @@
 //! [`Pool::longest_hint`]: super::pool::Pool::longest_hint
 
 mod aside;
-pub(super) mod news;
+pub(super) mod progress;
 
-pub(super) use aside::ASKED;
+pub(super) use aside::QUERIED;
 
 use super::registry::StreamTimeline;
 use crate::driver::Driver;
@@ -35,7 +35,7 @@ use crate::units::Epoch;
 use aside::{Aside, Place};
 use core::ops::Bound;
 use hashbrown::HashMap;
-use news::News;
+use progress::ProgressedPools;
 use std::collections::BTreeSet;
 
 /// With no more pools than this, each is looked at and none starts to stand aside. One that stands aside while some of it is complete
@@ -82,8 +82,8 @@ pub(crate) struct MigrationSources {
     kinds: Ranked<[Order; 2]>,
     /// All pools that have ranges in flight, by their bound.
     in_flight: Ranked<BTreeSet<At>>,
-    /// News of pools that stand aside.
-    news: Arc<News>,
+    /// Pools that stand aside and whose timelines have progressed.
+    progressed: Arc<ProgressedPools>,
     pub(super) few: usize,
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Candidates {
     /// Among those that stand aside: those of which the stream may be ordered after something.
     pub(super) in_order: Vec<u32>,
     /// And some to query.
-    pub(super) to_ask: Vec<u32>,
+    pub(super) to_query: Vec<u32>,
 }
 
 /// Pools that have enough of a kind, sorted behind this one.
@@ -127,7 +127,7 @@ impl Order {
         self.by_len.len() + self.aside.len()
     }
 
-    fn call_back(&mut self, pool: u32) {
+    fn bring_back(&mut self, pool: u32) {
         if let Some(place) = self.aside.remove(pool) {
             self.set(pool, place.complete, place.longest);
         }
@@ -138,7 +138,7 @@ impl MigrationSources {
     pub(crate) fn new(few: Option<usize>) -> MigrationSources {
         let kinds = Ranked::new(Rank::Leaf, Default::default());
         let in_flight = Ranked::new(Rank::Leaf, BTreeSet::new());
-        MigrationSources { kinds, in_flight, news: News::new(), few: few.unwrap_or(FEW) }
+        MigrationSources { kinds, in_flight, progressed: ProgressedPools::new(), few: few.unwrap_or(FEW) }
     }
 
     /// The bound on a pool's ranges in flight changed, from `before`. Called under the pool's lock.
@@ -176,7 +176,7 @@ impl MigrationSources {
         self.kinds.lock()[kind as usize].len() > self.few
     }
 
-    /// Sets a pool aside that was looked at in vain, until there is news of its timeline. `ripe` is what was complete of it when
+    /// Sets a pool aside that was looked at in vain, until its timeline progresses. `ripe` is what was complete of it when
     /// `complete` was. Called under the pool's lock. Returns whether it stands aside: not if everything that it may have is complete.
     pub(super) fn set_aside<D: Driver>(
         &self,
@@ -198,32 +198,32 @@ impl MigrationSources {
             let since = Epoch(timeline.marked().0 + 1);
             order.aside.insert(pool, Place::new(timeline.id, longest, ripe, since));
         }
-        timeline.listeners.listen(&self.news, pool);
+        timeline.listeners.listen(&self.progressed, pool);
         // Only now: progress made before `listen` is not notified.
-        let (now, asking) = timeline.progress();
+        let (now, queryable) = timeline.progress();
         if now > complete {
-            timeline.listeners.tell();
+            timeline.listeners.notify();
         }
-        if asking {
-            self.kinds.lock()[kind as usize].aside.ask_about(pool);
+        if queryable {
+            self.kinds.lock()[kind as usize].aside.query_about(pool);
         }
         true
     }
 
     /// Something entered a pool, which no longer stands aside. Called under the pool's lock.
-    pub(crate) fn call_back(&self, pool: u32, kind: Kind) {
-        self.kinds.lock()[kind as usize].call_back(pool);
+    pub(crate) fn bring_back(&self, pool: u32, kind: Kind) {
+        self.kinds.lock()[kind as usize].bring_back(pool);
     }
 
     /// The pools that may have a free range of `len` granules of one of these kinds, for a stream and its clock.
     pub(super) fn of(&self, kinds: &[Kind], len: u32, to: TimelineId, clock: &Clock) -> Candidates {
-        let news = self.news.take();
+        let progressed = self.progressed.take();
         let mut orders = self.kinds.lock();
-        for pool in news {
-            orders.iter_mut().for_each(|order| order.call_back(pool));
+        for pool in progressed {
+            orders.iter_mut().for_each(|order| order.bring_back(pool));
         }
         let mut found =
-            Candidates { first: Vec::new(), more: Vec::new(), in_order: Vec::new(), to_ask: Vec::new() };
+            Candidates { first: Vec::new(), more: Vec::new(), in_order: Vec::new(), to_query: Vec::new() };
         for &kind in kinds {
             let order = &mut orders[kind as usize];
             if order.len() > self.few {
@@ -232,10 +232,10 @@ impl MigrationSources {
                 found.first.extend(order.by_len.range((len, 0)..).map(|&(_, pool)| pool));
             }
             found.in_order.extend(order.aside.in_order(len, to, clock));
-            found.to_ask.extend(order.aside.next_to_ask(len));
+            found.to_query.extend(order.aside.next_to_query(len));
         }
         drop(orders);
-        for numbers in [&mut found.first, &mut found.in_order, &mut found.to_ask] {
+        for numbers in [&mut found.first, &mut found.in_order, &mut found.to_query] {
             numbers.sort_unstable();
             numbers.dedup();
         }
@@ -308,7 +308,7 @@ impl MigrationSources {
     /// Panics unless F2 holds. Not while the timeline progresses.
     pub(crate) fn check_aside<D: Driver>(&self, pool: u32, timeline: &StreamTimeline<D>, heap: &Heap) {
         let complete = timeline.seen();
-        if self.news.is_of(pool) {
+        if self.progressed.is_of(pool) {
             return;
         }
         let orders = self.kinds.lock();

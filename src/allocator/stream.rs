@@ -5,6 +5,7 @@
 //! known, which costs memory and never safety.
 
 use super::Allocator;
+use super::bounded::Place;
 use super::core::{Core, Owner, lost};
 use super::deferred_drops::{DeferredDrops, Until};
 use super::event::Event;
@@ -14,7 +15,7 @@ use super::registry::{Named, Registry, StreamTimeline};
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
-use crate::order::{Marker, Pending, TimelineId};
+use crate::order::{Marker, Pending};
 use crate::sync::{Arc, Ordering};
 use crate::units::StreamId;
 use core::fmt;
@@ -46,7 +47,7 @@ pub struct Stream<D: Driver>(Arc<Inner<D>>);
 struct Inner<D: Driver> {
     pool: Arc<Pool<D>>,
     native: D::Stream,
-    /// Other code can begin a capture on it, so the driver is asked.
+    /// Other code can begin a capture on it, so the driver is queried.
     adopted: bool,
     /// Whether allocations on it need anything besides the heap: one flag that the hot path checks.
     watched: bool,
@@ -68,6 +69,7 @@ impl<D: Driver> Stream<D> {
         let core = owner.core();
         let of_a_thread = pool.timeline.info.kind == StreamKind::PerThreadDefault;
         let special = core.is_recording() || core.config.exact_fit || core.config.scrub || of_a_thread;
+        let special = special || core.windows.is_some() && core.config.handles.one_above.is_some();
         let named_only = pool.timeline.is_named_only();
         let watched = adopted || special || named_only;
         Stream(Arc::new(Inner { pool, native, adopted, watched, special, named_only, owner }))
@@ -119,27 +121,38 @@ impl<D: Driver> Stream<D> {
     /// Identity, device and kind. A stream that was adopted as [unmanaged](StreamInfo::unmanaged) is no longer so once it is adopted by a
     /// reference that keeps it alive.
     pub fn info(&self) -> StreamInfo {
-        StreamInfo { unmanaged: self.timeline().is_unmanaged(), ..self.timeline().info }
+        self.timeline().info.unmanaged(self.timeline().is_unmanaged())
     }
     /// The driver's stream, for launches.
     pub fn native(&self) -> &D::Stream {
         &self.0.native
     }
-    /// The number of its timeline on the device.
-    pub fn timeline_id(&self) -> TimelineId {
-        self.timeline().id
+
+    /// Declares that any other stream may be made to wait for it, on the device, so that its memory serves them at once: nothing on it waits for what
+    /// other streams do later, by a flag, a collective or the host. By default only streams that the program itself has ordered wait for each
+    /// other for memory ([`Reuse::KnownWaits`](super::Reuse::KnownWaits)). It excludes [`Stream::set_independent`]: the last call of both counts,
+    /// and `false` takes back its own only.
+    pub fn set_dependable(&self, on: bool) {
+        self.registry().declare(self.timeline(), Place::Dependable, on);
+    }
+    /// Declares the stream dependable ([`Stream::set_dependable`]) where it is created.
+    #[must_use]
+    pub fn dependable(self) -> Stream<D> {
+        self.set_dependable(true);
+        self
     }
 
     /// No stream and no host wait that the allocator makes for memory ever waits for it, and it is never made to wait: for streams that
     /// depend on each other through flags or collectives, where an inserted wait could hang the program. Other streams
     /// reuse its memory only when it is complete, or when the program itself ordered them. An explicit
-    /// [trim](Allocator::trim) may wait for it.
+    /// [trim](Allocator::trim) may wait for it. It excludes [`Stream::set_dependable`]: the last call of both counts, and `false` takes back its own
+    /// only.
     ///
     /// Operations on arrays still wait for what they conflict with, on any stream, independent or not,
     /// because the data would be wrong otherwise. Use an array on one such stream only, order the streams yourself beforehand
     /// ([`Stream::wait_stream`]), or use plain allocations, whose uses are only recorded.
     pub fn set_independent(&self, on: bool) {
-        self.0.owner.core().registry.set_independent(self.timeline(), on);
+        self.registry().declare(self.timeline(), Place::Independent, on);
     }
     /// Declares the stream independent ([`Stream::set_independent`]) where it is created.
     #[must_use]
@@ -158,10 +171,10 @@ impl<D: Driver> Stream<D> {
     /// Fails for a stream that is being captured. For a per-thread default stream, to be called on its own thread.
     #[inline]
     pub(crate) fn refuse_capture(&self) -> Result<(), Error> {
-        let asked = self.0.adopted
+        let may_capture = self.0.adopted
             || self.timeline().adopted.load(Ordering::Relaxed)
             || self.driver().may_capture(&self.0.native);
-        if !asked {
+        if !may_capture {
             self.named();
             return Ok(());
         }
@@ -232,6 +245,7 @@ impl<D: Driver> Stream<D> {
         let registry = self.registry();
         if laws::teaches(Arc::ptr_eq(registry, event.registry())) {
             registry.wait_for(self.driver(), self.timeline(), event.on.id, &event.marker)?;
+            registry.saw_edge(self.timeline(), event.on.id);
         } else {
             // Another device's event: ordered on the device, unknown to our clocks.
             registry.watch(self.driver().wait(&self.0.native, &event.marker.event))?;

@@ -13,11 +13,11 @@
 
 use super::events::SharedEvent;
 use super::registry::Named;
-use super::sources::news::Listeners;
+use super::sources::progress::Listeners;
 use crate::driver::{Driver, DriverResult, StreamInfo, StreamKind, ThreadEnd};
 use crate::error::{DriverError, DriverErrorKind};
 use crate::laws::{self, cost};
-use crate::order::{Clock, Completed, Marker, MarkerLog, TimelineId};
+use crate::order::{Clock, Completed, Edges, Marker, MarkerLog, TimelineId};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Ordering, Rank, Ranked, ThreadId, current_thread, plain};
 use crate::units::Epoch;
@@ -49,9 +49,9 @@ pub(crate) struct StreamTimeline<D: Driver> {
     pub(super) maintenance_due: AtomicBool,
     /// Whether the last attempt to maintain it failed.
     pub(super) failing: plain::AtomicBool,
-    /// Never waited on and never made to wait.
-    pub(crate) independent: AtomicBool,
-    /// Other code may begin a capture on its stream, so the driver is asked before a marker is made.
+    /// Its place among other streams, as declared: a [`Place`](super::bounded::Place).
+    pub(crate) place: AtomicU32,
+    /// Other code may begin a capture on its stream, so the driver is queried before a marker is made.
     pub(crate) adopted: AtomicBool,
     /// Allocators that set a pool on it aside until it progresses.
     pub(super) listeners: Listeners,
@@ -85,6 +85,8 @@ pub(super) struct TimelineState<D: Driver> {
     /// Taken out when the timeline closes. A call that makes a marker holds a clone, which keeps the stream alive meanwhile.
     pub(super) native: Option<D::Stream>,
     pub(super) closing: bool,
+    /// The streams that the program itself ordered before or behind this one.
+    pub(super) edges: Edges,
     /// The newest marker was not complete at the last query.
     pub(super) behind: bool,
 }
@@ -101,7 +103,7 @@ impl<D: Driver> StreamTimeline<D> {
     }
     /// Whether work can be queued on the stream only through its timeline: no other code has a reference to it or, for a thread's default
     /// stream, that thread has ended, whatever references exist. Everything queued before happens before the answer.
-    pub(super) fn is_nobodys(&self, driver: &D, native: &D::Stream) -> bool {
+    pub(super) fn is_abandoned(&self, driver: &D, native: &D::Stream) -> bool {
         match &self.owner {
             Some(thread) => thread.end.as_ref().is_some_and(ThreadEnd::has_come),
             None => driver.is_last_reference(native),
@@ -115,7 +117,7 @@ impl<D: Driver> StreamTimeline<D> {
         // In the same hold of the lock as the check, in which no pool can be opened either: read before it, a pool opened since would be missed.
         let comes_back = self.owner.is_none() && laws::may_come_back(self.pools.load(Ordering::Acquire));
         let is_last = |native| {
-            let last = || !comes_back && self.is_nobodys(driver, native);
+            let last = || !comes_back && self.is_abandoned(driver, native);
             if declared { laws::is_last_declared(last) } else { laws::is_last_user(last) }
         };
         let over = state.native.as_ref().is_some_and(is_last);
@@ -204,9 +206,9 @@ impl<D: Driver> StreamTimeline<D> {
         let answered = self.published.load(Ordering::Acquire).max(self.seen().0);
         self.due.load(Ordering::Acquire) > answered
     }
-    /// Whether a marker was published that is not known to be complete, so that a query may bring news. A marker that is published meanwhile
+    /// Whether a marker was published that is not known to be complete, so that a query may find progress. A marker that is published meanwhile
     /// is left to the next query.
-    pub(super) fn may_have_news(&self) -> bool {
+    pub(super) fn may_have_progressed(&self) -> bool {
         self.published.load(Ordering::Acquire) > self.seen().0
     }
     /// Publishes a marker: it covers everything before its reservation, and answers what fell due before that (O9). In one hold of the lock,
@@ -231,7 +233,7 @@ impl<D: Driver> StreamTimeline<D> {
     }
     pub(super) fn complete_to(&self, epoch: Epoch) {
         if self.complete.fetch_max(epoch.0, Ordering::AcqRel) < epoch.0 {
-            self.listeners.tell();
+            self.listeners.notify();
         }
     }
     /// The newest complete epoch, by a read-modify-write, and whether there is a marker to query.
@@ -327,7 +329,7 @@ pub(super) fn new_timeline<D: Driver>(
         pools: AtomicUsize::new(0),
         maintenance_due: AtomicBool::new(false),
         failing: plain::AtomicBool::new(false),
-        independent: AtomicBool::new(false),
+        place: AtomicU32::new(0),
         adopted: AtomicBool::new(false),
         listeners: Listeners::new(),
         named_only: plain::AtomicBool::new(info.unmanaged || info.kind == StreamKind::PerThreadDefault),
@@ -336,7 +338,13 @@ pub(super) fn new_timeline<D: Driver>(
         owner: (info.kind == StreamKind::PerThreadDefault).then(OwnThread::here),
         state: Ranked::new(
             Rank::Timeline,
-            TimelineState { markers: MarkerLog::new(id), native, closing: false, behind: false },
+            TimelineState {
+                markers: MarkerLog::new(id),
+                native,
+                closing: false,
+                edges: Edges::NONE,
+                behind: false,
+            },
         ),
     })
 }

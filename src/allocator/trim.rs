@@ -1,11 +1,14 @@
 //! Memory goes back to the device: whole segments, and whole handles of windows, whose bytes are all free and complete.
 //!
-//! A segment's bytes may lie in several pools. Each pool is asked once what it has free of which segment. For a segment that is wholly free,
+//! A segment's bytes may lie in several pools. Each pool is queried once for what it has free of which segment. For a segment that is wholly free,
 //! each pool that has some of it is locked once, its free pieces are cut out, and it is unlocked. If
 //! together they are the whole segment and every stamp is complete for the host (law O4), the segment is released;
 //! otherwise each piece returns to its pool with the stamp it had. A trim never waits for the device itself, but the
 //! driver's plain free does; so a request gives segments back only if the driver's free does not ([`Memory::free_waits_for_device`]). An
 //! unmap waits for nothing, so a request may give handles back wherever there are windows. Their addresses stay the pool's.
+//!
+//! A handle that the driver does not unmap is where it was and is passed over; the first error is returned beside what went back. A segment that the driver
+//! does not free ends the turn of segments, because each free may wait for the device.
 //!
 //! [`Memory::free_waits_for_device`]: crate::driver::Memory::free_waits_for_device
 
@@ -16,14 +19,14 @@ use super::physical::Windows;
 use super::pool::Pool;
 use super::pool::pieces::PIECE;
 use super::undo::Undo;
-use crate::driver::{Driver, DriverResult};
+use crate::driver::{Driver, DriverError, DriverResult};
 use crate::heap::Cut;
-use crate::laws;
+use crate::laws::{self, holds};
 use crate::order::Pending;
-use crate::physical::{HandleId, SlotState};
+use crate::physical::{HandleId, Place, SlotState};
 use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::trace::Event;
-use crate::units::{Granules, SegmentId};
+use crate::units::{Epoch, Granules, SegmentId};
 use core::cell::Cell;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -41,8 +44,101 @@ pub struct Trimmed {
     pub held_back: u64,
 }
 
-/// So many records a look for the free pieces of one handle comes by in a pool.
+impl Trimmed {
+    /// One more segment or handle.
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.segments += 1;
+    }
+}
+
+/// What was given back, and the first error beside it. Only a lost context ends a trim of handles; it takes the place of other errors.
+#[derive(Default)]
+pub(crate) struct GivenBack {
+    pub(crate) trimmed: Trimmed,
+    pub(crate) error: Option<DriverError>,
+}
+
+impl GivenBack {
+    pub(super) fn refused(&mut self, error: DriverError) {
+        if self.error.is_none() || error.is_context_lost() && !self.is_over() {
+            self.error = Some(error);
+        }
+    }
+    /// Whether the context is lost.
+    fn is_over(&self) -> bool {
+        self.error.as_ref().is_some_and(DriverError::is_context_lost)
+    }
+    /// What was given back, if nothing was refused.
+    pub(super) fn whole(self) -> DriverResult<Trimmed> {
+        self.error.map_or(Ok(self.trimmed), Err)
+    }
+}
+
+/// The most records of a pool that a search for the free pieces of one handle visits in an ordinary request, under the pool's lock.
 const STEPS: usize = 4096;
+/// The most handles and segments that one call gives back above a watermark or a soft limit: 0.6 ms of the driver's time on an H200.
+const MOST: u64 = 32;
+/// The most handles that it looks at.
+pub(super) const LOOKS: usize = 512;
+
+/// How far a giving back goes.
+#[derive(Clone, Copy)]
+pub(super) struct How<'a> {
+    /// Handles are searched for in all records.
+    thorough: bool,
+    /// Idle segments go too.
+    segments_too: bool,
+    /// At most so many handles and segments go.
+    most: u64,
+    /// At most so many handles are looked at, those behind this many first.
+    looks: (usize, usize),
+    /// Only what was used last before the pools' streams were there; nothing of others.
+    until: Option<&'a BTreeMap<u32, Epoch>>,
+}
+
+impl<'a> How<'a> {
+    /// Everything that is idle.
+    pub(super) fn all(thorough: bool, segments_too: bool) -> How<'a> {
+        How { thorough, segments_too, most: u64::MAX, looks: (usize::MAX, 0), until: None }
+    }
+    /// Only so much that no call takes long; the next one goes on behind it.
+    pub(super) fn bounded(segments_too: bool, behind: usize) -> How<'a> {
+        How { thorough: false, segments_too, most: MOST, looks: (LOOKS, behind), until: None }
+    }
+    /// Everything that was used last before these numbers of the pools' streams.
+    pub(super) fn until(segments_too: bool, stamps: &'a BTreeMap<u32, Epoch>) -> How<'a> {
+        How { until: Some(stamps), ..How::all(true, segments_too) }
+    }
+    fn steps(&self) -> usize {
+        if self.thorough { usize::MAX } else { STEPS }
+    }
+    /// Those of the candidates that it looks at.
+    fn in_turn<'f, T: 'f>(&self, found: impl Iterator<Item = T> + 'f) -> Box<dyn Iterator<Item = T> + 'f> {
+        let (most, behind) = self.looks;
+        if most == usize::MAX {
+            return Box::new(found);
+        }
+        let mut found: Vec<T> = found.collect();
+        let behind = behind % found.len().max(1);
+        found.rotate_left(behind);
+        Box::new(found.into_iter().take(most))
+    }
+    /// Whether these were used last early enough.
+    fn takes<D: Driver>(&self, pieces: &[Piece<D>]) -> bool {
+        let is_early =
+            |p: &Piece<D>| self.until.is_none_or(|of| of.get(&p.pool.number) >= Some(&p.cut.stamp));
+        pieces.iter().all(is_early)
+    }
+}
+
+/// A handle that may be free, at its place.
+struct Found {
+    handle: HandleId,
+    segment: SegmentId,
+    offset: Granules,
+    len: Granules,
+}
 
 struct Piece<D: Driver> {
     pool: Arc<Pool<D>>,
@@ -106,17 +202,39 @@ impl<D: Driver> Core<D> {
     /// or of all.
     ///
     /// # Errors
-    /// The driver's, when a marker, a query or a free failed; what was given back before stays given back, the rest is kept.
+    /// The driver's, when a marker, a query, an unmap or a free failed; what was given back stays given back, the rest is kept.
     pub(crate) fn trim(&self, only: Option<&Pool<D>>) -> DriverResult<Trimmed> {
         self.learn()?;
         self.registry.retire();
         self.registry.trim_events();
-        let mut trimmed = self.trim_handles(only, u64::MAX, &Cell::new(0))?;
-        let segments = self.trim_segments(only, u64::MAX, &Cell::new(0))?;
-        trimmed.bytes += segments.bytes;
-        trimmed.segments += segments.segments;
+        let given = self.give_back(only, u64::MAX, How::all(true, true), &Cell::new(0));
         self.sweep();
-        Ok(trimmed)
+        given.whole()
+    }
+
+    /// Gives back at least `enough` bytes, handles before segments, for a limit that was lowered.
+    ///
+    /// # Errors
+    /// As [`Core::trim`], if it is not enough.
+    pub(crate) fn give_back_above_limit(&self, enough: u64) -> DriverResult<()> {
+        self.learn()?;
+        let given = self.give_back(None, enough, How::all(true, true), &Cell::new(0));
+        if given.trimmed.bytes < enough { given.whole().map(drop) } else { Ok(()) }
+    }
+
+    /// Gives back handles, and then idle segments, until `enough` bytes are given back or it has done what it may. Its own transits are counted in `own`.
+    pub(super) fn give_back(
+        &self,
+        only: Option<&Pool<D>>,
+        enough: u64,
+        how: How<'_>,
+        own: &Cell<u64>,
+    ) -> GivenBack {
+        let mut given = self.trim_handles(only, enough, how, own);
+        if how.segments_too && given.trimmed.bytes < enough && !given.is_over() {
+            self.trim_segments(only, enough, (&mut given, how), own);
+        }
+        given
     }
 
     /// Makes the markers that are missing, learns what is complete, and drains every pool. A stream that cannot be marked or
@@ -135,7 +253,7 @@ impl<D: Driver> Core<D> {
             for timeline in self.registry.timelines() {
                 match self.registry.poll_completed(&self.driver, &timeline) {
                     Err(e) if e.is_of_one_stream() => {}
-                    asked => refused = refused.and(asked.map(drop)),
+                    result => refused = refused.and(result.map(drop)),
                 }
                 if !self.registry.alive() {
                     return refused;
@@ -150,23 +268,20 @@ impl<D: Driver> Core<D> {
         refused
     }
 
-    /// Gives idle segments back until `enough` bytes are given back. Its own transits are counted in `own`.
-    ///
-    /// # Errors
-    /// As [`Core::trim`].
-    pub(crate) fn trim_segments(
+    /// Gives idle segments back, in addition to what was `given`, until `enough` bytes are or the driver refuses one.
+    fn trim_segments(
         &self,
         only: Option<&Pool<D>>,
         enough: u64,
+        (given, how): (&mut GivenBack, How<'_>),
         own: &Cell<u64>,
-    ) -> DriverResult<Trimmed> {
+    ) {
         let _turn = self.trimmer.lock();
-        let mut trimmed = Trimmed::default();
         let mut pools = self.pool_list();
         pools.retain(|pool| only.is_none_or(|only| only.number == pool.number));
         // First without moving anything: most segments are in use. In order, so that the same calls give the same segments back.
         for (id, (free, holders)) in Self::free_by_segment(&pools) {
-            if trimmed.bytes >= enough {
+            if given.trimmed.bytes >= enough || given.trimmed.segments >= how.most {
                 break;
             }
             let Some(len) = self.backing.lock().segments.get(&id).and_then(|r| Granules::exactly(r.bytes()))
@@ -177,70 +292,92 @@ impl<D: Driver> Core<D> {
                 continue;
             }
             let holders: Vec<&Arc<Pool<D>>> = holders.into_iter().map(|n| &pools[n]).collect();
-            if let Some(bytes) = self.trim_segment(id, len, &holders, own)? {
-                trimmed.bytes += bytes;
-                trimmed.segments += 1;
-            }
-        }
-        Ok(trimmed)
-    }
-
-    /// Gives back handles that are wholly free and complete, and spare ones, until `enough` bytes are. What it has in hand and puts down counts in `own`.
-    ///
-    /// # Errors
-    /// The driver's, when an unmap failed; what had been given back stays so, the rest is kept.
-    pub(crate) fn trim_handles(
-        &self,
-        only: Option<&Pool<D>>,
-        enough: u64,
-        own: &Cell<u64>,
-    ) -> DriverResult<Trimmed> {
-        let mut trimmed = Trimmed::default();
-        let Some(of) = &self.windows else { return Ok(trimmed) };
-        let _turn = self.trimmer.lock();
-        self.finish_draining(of);
-        let mut pools = self.pool_list();
-        pools.retain(|pool| only.is_none_or(|only| only.number == pool.number));
-        for (id, (free, holders)) in Self::free_by_segment(&pools) {
-            let slots: Vec<(HandleId, Granules, Granules)> = {
-                let records = of.lock();
-                let Some(window) = records.window(id) else { continue };
-                let here =
-                    records.slots_in(id, Granules::ZERO, window.len).filter(|s| *s.state == SlotState::Here);
-                here.filter(|s| free >= s.len.0.into()).map(|s| (s.handle, s.offset, s.len)).collect()
-            };
-            let holders: Vec<&Arc<Pool<D>>> = holders.into_iter().map(|n| &pools[n]).collect();
-            for (handle, offset, len) in slots {
-                if trimmed.bytes < enough && self.trim_handle(of, handle, (id, offset, len), &holders, own)? {
-                    trimmed.bytes += len.bytes();
-                    trimmed.segments += 1;
+            match self.trim_segment(id, len, (&holders, how), own) {
+                Ok(bytes) => bytes.into_iter().for_each(|bytes| given.trimmed.add(bytes)),
+                Err(e) => {
+                    given.refused(e);
+                    break;
                 }
             }
         }
-        if only.is_none() && trimmed.bytes < enough {
-            let before = of.stats().spare;
-            self.release_spares(of);
-            trimmed.bytes += before.saturating_sub(of.stats().spare);
-        }
-        of.forget_retired();
-        Ok(trimmed)
     }
 
-    /// A handle that may be free, in these pools. Returns whether the device has it back.
+    /// Gives back handles that are wholly free and complete, and spare ones, until `enough` bytes are. One that the driver does not unmap stays where it is,
+    /// and the others' turn comes.
+    fn trim_handles(&self, only: Option<&Pool<D>>, enough: u64, how: How<'_>, own: &Cell<u64>) -> GivenBack {
+        let mut given = GivenBack::default();
+        let Some(of) = &self.windows else { return given };
+        let _turn = self.handle_trimmer.lock();
+        if how.thorough {
+            self.finish_draining_of(of, usize::MAX);
+        } else {
+            self.finish_draining(of);
+        }
+        let mut pools = self.pool_list();
+        pools.retain(|pool| only.is_none_or(|only| only.number == pool.number));
+        let free = Self::free_by_segment(&pools).into_iter();
+        let found = free.flat_map(|(id, (free, holders))| {
+            let found = Self::free_handles(of, id, free);
+            let holders: SmallVec<[&Arc<Pool<D>>; 1]> = holders.into_iter().map(|n| &pools[n]).collect();
+            found.into_iter().map(move |found| (found, holders.clone()))
+        });
+        for (found, holders) in how.in_turn(found) {
+            match self.trim_handle(of, &found, (&holders, how), own) {
+                Ok(gone) => gone.into_iter().for_each(|len| given.trimmed.add(len.bytes())),
+                Err(e) => given.refused(e),
+            }
+            if given.trimmed.bytes >= enough || given.trimmed.segments >= how.most || !self.registry.alive() {
+                break;
+            }
+        }
+        if only.is_none() && given.trimmed.bytes < enough {
+            let spares = self.release_spares(of, own);
+            given.trimmed.bytes += spares.bytes;
+            given.trimmed.segments += spares.segments;
+        }
+        if !self.registry.alive() {
+            given.refused(lost_context());
+        }
+        of.forget_retired();
+        given
+    }
+
+    /// The handles of a window that may be free, if so much of it is.
+    fn free_handles(of: &Windows<D>, segment: SegmentId, free: u64) -> Vec<Found> {
+        let records = of.lock();
+        let Some(window) = records.window(segment) else { return Vec::new() };
+        let slots = records.slots_in(segment, Granules::ZERO, window.len);
+        let here = slots.filter(|s| *s.state == SlotState::Here && free >= s.len.0.into());
+        here.map(|s| Found { handle: s.handle, segment, offset: s.offset, len: s.len }).collect()
+    }
+
+    /// Gives a handle back if it is free in these pools. Returns its length if the device has it.
+    ///
+    /// # Errors
+    /// The driver's, when it does not unmap it: it is where it was.
     fn trim_handle(
         &self,
         of: &Windows<D>,
-        handle: HandleId,
-        (id, offset, len): (SegmentId, Granules, Granules),
-        pools: &[&Arc<Pool<D>>],
+        found: &Found,
+        (pools, how): (&[&Arc<Pool<D>>], How<'_>),
         own: &Cell<u64>,
-    ) -> DriverResult<bool> {
-        let Ok(handle) = of.lock().begin(handle) else { return Ok(false) };
+    ) -> DriverResult<Option<Granules>> {
+        let &Found { handle, segment, offset, len } = found;
+        let (handle, addr) = {
+            let mut records = of.lock();
+            let place = Place { segment, unit: offset.0 / records.unit().0 };
+            let is_there = records.handle(handle).is_some_and(|h| h.at == Some(place));
+            let begun = if is_there { records.begin(handle).ok() } else { None };
+            let window = records.window(segment);
+            let Some((handle, window)) = begun.zip(window) else { return Ok(None) };
+            // From before the unmap: the window may go with its last handle.
+            (handle, window.base.offset(offset))
+        };
         let _transit = self.in_transit.take(own);
         let mut pieces = Vec::new();
         for &pool in pools {
             let mut state = pool.lock();
-            let Some(cuts) = state.cut_free_in(id, offset, len, STEPS) else { break };
+            let Some(cuts) = state.cut_free_in(segment, offset, len, how.steps()) else { break };
             if !cuts.is_empty() {
                 pool.tighten_longest(&mut state);
             }
@@ -248,15 +385,15 @@ impl<D: Driver> Core<D> {
         }
         let gathered: u64 = pieces.iter().map(|p| u64::from(p.cut.len.0)).sum();
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
-        // Beside a driver that panics too: the handle is then nobody's.
+        // Beside a driver that panics too: the bytes are then no pool's, but the records' that drain.
         let _moved = Undo::new(|| {
             self.moving.fetch_sub(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         });
         let pending: Vec<Pending> =
             pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
-        let whole = laws::is_whole(gathered, len.0.into());
+        let whole = laws::is_whole(gathered, len.0.into()) && how.takes(&pieces);
         let unmapped = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
-            self.unmap_handle(of, &handle, (id, offset)).map(|()| true)
+            self.unmap_handle(of, &handle, (segment, offset)).map(|()| true)
         } else {
             Ok(false)
         };
@@ -266,20 +403,17 @@ impl<D: Driver> Core<D> {
                 p.pool.extend(&mut state, &Range::from(&p.cut), p.cut.stamp);
             }
             of.lock().put_back(handle);
-            return unmapped;
+            return unmapped.map(|_| None);
         }
         let gone = self.release_handle(of, handle);
-        if gone
-            && self.is_recording()
-            && let Some(window) = of.lock().window(id)
-        {
-            self.record(Event::Trim { addr: window.base.offset(offset), bytes: len.bytes() });
+        if gone.is_some() && self.is_recording() {
+            self.record(Event::Trim { addr, bytes: len.bytes() });
         }
         Ok(gone)
     }
 
-    /// How much of each segment is free in these pools, and the indices of the pools that have some of it. Each pool is asked once, in
-    /// pieces, so that a hit waits for one piece: asking each pool about each segment would take minutes with thousands of streams.
+    /// How much of each segment is free in these pools, and the indices of the pools that have some of it. Each pool is queried once, in
+    /// pieces, so that a hit waits for one piece: a query of each pool about each segment would take minutes with thousands of streams.
     pub(super) fn free_by_segment(
         pools: &[Arc<Pool<D>>],
     ) -> BTreeMap<SegmentId, (u64, SmallVec<[usize; 1]>)> {
@@ -311,7 +445,7 @@ impl<D: Driver> Core<D> {
         &self,
         id: SegmentId,
         len: Granules,
-        pools: &[&Arc<Pool<D>>],
+        (pools, how): (&[&Arc<Pool<D>>], How<'_>),
         own: &Cell<u64>,
     ) -> DriverResult<Option<u64>> {
         let _transit = self.in_transit.take(own);
@@ -320,7 +454,7 @@ impl<D: Driver> Core<D> {
         self.moving.fetch_add(gathered * crate::units::GRANULE_BYTES, Ordering::Relaxed);
         let pending: Vec<Pending> =
             pieces.iter().map(|p| Pending { on: p.pool.timeline.id, epoch: p.cut.stamp }).collect();
-        let whole = laws::is_whole(gathered, len.0.into());
+        let whole = laws::is_whole(gathered, len.0.into()) && how.takes(&pieces);
         let result = if laws::may_release(whole, || self.registry.all_complete(&pending)) {
             // No heap knows the segment when the device can allocate its addresses again: a heap forgets a segment with its last piece.
             self.release(id, len)
@@ -350,18 +484,23 @@ impl<D: Driver> Core<D> {
 
     /// Every byte of the segment is in transit here and complete.
     fn release(&self, id: SegmentId, len: Granules) -> DriverResult<bool> {
-        let Some(range) = self.backing.lock().take_out(id) else { return Ok(false) };
+        let taken = {
+            let mut backing = self.backing.lock();
+            // Decided in the hold in which it leaves: a hold is counted in one too.
+            if holds::may_release(self.holds.is_held(id, false).into()) { backing.take_out(id) } else { None }
+        };
+        let Some(range) = taken else { return Ok(false) };
         let addr = range.addr();
         assert_unlocked("a segment is given back");
         let gone = Undo::new(|| {
-            self.backing.lock().released(len.bytes());
+            self.backing.lock().segment_released(len.bytes());
             self.moving.fetch_sub(len.bytes(), Ordering::Relaxed);
         });
         let released = self.driver.relaxed(|| range.release());
         gone.forget();
         match released {
             Ok(()) => {
-                self.backing.lock().released(len.bytes());
+                self.backing.lock().segment_released(len.bytes());
                 if self.is_recording() {
                     self.record(Event::Trim { addr, bytes: len.bytes() });
                 }

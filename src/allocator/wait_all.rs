@@ -93,7 +93,7 @@ impl<D: Driver> Allocator<D> {
     /// Blocks the host until everything queued on the device is complete; learns that everything is, and so gives back what
     /// was held back ([`held_back`](crate::report::PoolReport::held_back)). Not for use beside a graph capture in the context: the
     /// driver refuses to wait for a device then, and the capture is lost, unless it is on a stream that has a pool and can be
-    /// asked, which is checked first. [`Allocator::synchronize_beside_captures`] does not affect captures, and an event
+    /// queried, which is checked first. [`Allocator::synchronize_beside_captures`] does not affect captures, and an event
     /// ([`Stream::record`](super::Stream::record)) can be waited for beside one.
     ///
     /// # Errors
@@ -101,8 +101,8 @@ impl<D: Driver> Allocator<D> {
     /// for.
     pub fn synchronize(&self) -> Result<(), Error> {
         let core = self.core();
-        if laws::asks_who_captures()
-            && let Some(stream) = core.registry.who_captures(&core.driver, &core.registry.timelines())?
+        if laws::checks_captures()
+            && let Some(stream) = core.registry.find_capturing(&core.driver, &core.registry.timelines())?
         {
             return Err(Error::Capturing { stream: Some(stream) });
         }

@@ -52,7 +52,7 @@ impl Watchers {
         self.all.is_empty()
     }
     /// A use was recorded. Uses on the allocation's own stream are not notified, nor those of zero bytes.
-    pub(crate) fn tell_used(&self, by: StreamId) {
+    pub(crate) fn notify_used(&self, by: StreamId) {
         if self.of.stream.is_some_and(|own| own != by) {
             self.all.iter().for_each(|watcher| watcher.used(&self.of, by));
         }

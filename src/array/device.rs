@@ -133,7 +133,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
         }
         self.into_parts().map(|(allocation, _)| allocation)
     }
-    /// The allocation, and who watches it.
+    /// The allocation and its watchers.
     #[allow(clippy::result_large_err, reason = "the array itself comes back, and goes on being used")]
     pub(crate) fn into_parts(self) -> Result<Parts<D>, DeviceArray<T, D>> {
         let DeviceArray { bytes, shape, elements } = self;

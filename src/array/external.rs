@@ -68,8 +68,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// let stream = gpu.stream()?;
     /// let theirs = sim.allocate(4096)?; // the driver's own, freed when dropped
     /// let memory = ExternalMemory { address: theirs.addr(), bytes: 4096, device: gpu.device() };
-    /// // SAFETY: nobody else uses the range, and it lives as long as `theirs`.
-    /// let made = unsafe { DeviceArray::<u32, _>::from_external(memory, [32, 32], &stream, theirs) };
+    /// // SAFETY: no other code uses the range, and it lives as long as `theirs`.
+    /// let made = unsafe { DeviceArray::<u32, _>::from_external(memory, [32, 32], theirs, &stream) };
     /// let mut x = made.map_err(|(_, e)| e)?;
     /// x.fill_bytes(1, &stream)?;
     /// assert_eq!(x.to_vec(&stream)?[7], 0x0101_0101);
@@ -81,7 +81,7 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     /// ```
     ///
     /// # Errors
-    /// With the owner: [`Error::ExternalRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
+    /// Returns the owner with [`Error::ExternalRange`] for a range that is null, of no bytes, misaligned for `T`, too short, or
     /// past the end of all addresses; [`Error::WrongDevice`] for one on another device than `stream`;
     /// [`Error::Overflow`]; a per-thread default stream of another thread.
     ///
@@ -93,8 +93,8 @@ impl<T: Pod, D: Driver> DeviceArray<T, D> {
     pub unsafe fn from_external<O: Send + 'static>(
         memory: ExternalMemory,
         shape: impl Into<Shape>,
-        stream: &Stream<D>,
         owner: O,
+        stream: &Stream<D>,
     ) -> Result<DeviceArray<T, D>, (O, Error)> {
         let shape = shape.into();
         let found = memory.device;

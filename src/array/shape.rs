@@ -127,7 +127,7 @@ impl fmt::Display for Shape {
 /// The elements that a range of indices selects, of `len`.
 ///
 /// # Panics
-/// As slices do.
+/// If the range does not lie in `len`, as indexing a slice does.
 #[track_caller]
 pub(crate) fn resolve(range: &impl core::ops::RangeBounds<usize>, len: usize) -> core::ops::Range<usize> {
     use core::ops::Bound::{Excluded, Included, Unbounded};

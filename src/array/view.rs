@@ -15,6 +15,19 @@ use core::marker::PhantomData;
 use core::ops::RangeBounds;
 
 /// Some elements of a [`DeviceArray`](crate::DeviceArray), to read.
+///
+/// ```
+/// use millpond::{Allocator, Config, units::GIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let (copy, work) = (gpu.stream()?, gpu.stream()?);
+/// let (x, _sent) = gpu.array_from_pinned(gpu.pinned_from_fn([4, 3], |i| i as i32)?, &copy)?;
+/// let last = x.rows(2..);                                   // two rows of three
+/// assert_eq!(last.shape().lengths(), [2, 3]);
+/// assert_eq!(last.to_vec(&work)?, [6, 7, 8, 9, 10, 11]);    // `work` waits for the copy
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct DeviceView<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
@@ -26,6 +39,20 @@ pub struct DeviceView<'a, T: Pod, D: Driver> {
 }
 
 /// Some elements of a [`DeviceArray`](crate::DeviceArray), to write.
+///
+/// ```
+/// use millpond::{Allocator, Config, kernel, units::GIB};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let mut x = gpu.zeros::<f32>(5, &stream)?;
+/// let (mut left, mut right) = x.split_at_mut(2);            // two borrows that do not overlap
+/// kernel::fill(&mut left, 1.0, &stream)?;
+/// kernel::iota(&mut right, 7.0, 1.0, &stream)?;
+/// assert_eq!(x.to_vec(&stream)?, [1.0, 1.0, 7.0, 8.0, 9.0]);
+/// # Ok(()) }
+/// ```
 pub struct DeviceViewMut<'a, T: Pod, D: Driver> {
     of: &'a Tracked<D>,
     addr: Addr,

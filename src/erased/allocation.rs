@@ -85,7 +85,7 @@ impl AnyAllocation {
     /// [`Error::OtherAllocator`] for a stream of another kind of device.
     pub fn record_use(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory.record_use(stream)?;
-        self.watchers.tell_used(stream.id());
+        self.watchers.notify_used(stream.id());
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl AnyAllocation {
     /// As [`AnyAllocation::record_use`]; the driver's, if the wait cannot be inserted: then nothing is recorded.
     pub fn share_with(&self, stream: &AnyStream) -> Result<(), Error> {
         self.memory.share_with(stream)?;
-        self.watchers.tell_used(stream.id());
+        self.watchers.notify_used(stream.id());
         Ok(())
     }
 

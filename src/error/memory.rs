@@ -4,7 +4,7 @@
 //! holds, and memory that is free in ranges that are too short. It does not know how the facts were gathered.
 
 use super::{DriverError, DriverErrorKind};
-use crate::report::{PoolReport, Report, bytes};
+use crate::report::{GroupReport, PoolReport, Report, bytes};
 use crate::units::StreamId;
 use core::fmt;
 use std::borrow::Cow;
@@ -55,7 +55,7 @@ impl fmt::Display for Holder {
 /// # drop(weights);
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct OutOfMemory {
     /// Requested bytes.
@@ -76,10 +76,10 @@ pub struct OutOfMemory {
     pub passed_over: Option<DriverError>,
     /// The streams that such answers were about, and why: [`Capturing`](DriverErrorKind::Capturing), or that they are gone.
     pub passed_over_on: Vec<(StreamId, DriverErrorKind)>,
-    /// Bytes in segments that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
-    /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete.
+    /// Bytes in plain segments, and in physical handles of windows, that are wholly free and of which nothing is [held back](crate::report::PoolReport::held_back): an explicit
+    /// [`trim`](crate::Allocator::trim) gives them back once the work queued on them is complete. Spare handles count.
     pub trim_would_free: u64,
-    /// Bytes in segments that will be wholly free once the uses of all that is in flight are over.
+    /// Bytes in segments and handles that will be wholly free once the uses of all that is in flight are over.
     pub idle_after_uses: u64,
     /// Whether free memory and memory in flight together hold the request then.
     pub serves_after_uses: bool,
@@ -120,31 +120,51 @@ impl OutOfMemory {
 
     /// One sentence on what to do, from the facts. It never advises what was [tried](OutOfMemory::tried).
     pub fn advice(&self) -> String {
-        self.hopeless()
+        self.never_fits()
             .or_else(|| self.held_back())
             .or_else(|| self.a_run_passed_over())
             .or_else(|| self.idle_segments())
             .or_else(|| self.a_run_elsewhere())
             .or_else(|| self.wait_for_uses())
             .or_else(|| self.of_other_kind())
-            .or_else(|| self.hopeless_aligned())
+            .or_else(|| self.never_fits_aligned())
             .or_else(|| self.a_run_unaligned())
             .or_else(|| self.kept_for_owners())
             .or_else(|| self.fragmented())
             .unwrap_or_else(|| self.held())
     }
 
+    /// The group of the request's allocator, if more of its kind of memory counts there than the own limit leaves: the bytes that may be reserved here.
+    fn group_max(&self) -> Option<(&GroupReport, u64)> {
+        let Figures { limit, reserved, .. } = self.figures();
+        let group = self.report.group.as_ref().filter(|_| self.stream.is_some())?;
+        let max = reserved.saturating_add(group.hard?.saturating_sub(group.reserved));
+        limit.is_none_or(|limit| max < limit).then_some((group, max))
+    }
+
+    /// The bytes that may be reserved here, by the own limit and the group's.
+    fn max(&self) -> Option<u64> {
+        self.group_max().map(|(_, max)| max).or(self.figures().limit)
+    }
+
     fn has_tried(&self, rung: &str) -> bool {
         self.tried.contains(&rung)
     }
 
-    fn hopeless(&self) -> Option<String> {
+    fn never_fits(&self) -> Option<String> {
         let r = &self.report;
         if let Some(limit) = self.figures().limit.filter(|&l| self.rounded > l) {
             return Some(format!(
                 "The request alone is above the limit of {}: raise the limit ({}) or ask for less.",
                 bytes(limit),
                 self.limit_knob()
+            ));
+        }
+        let hard = self.group_max().and_then(|(group, _)| group.hard);
+        if let Some(hard) = hard.filter(|&hard| self.rounded > hard) {
+            return Some(format!(
+                "The request alone is above the group's limit of {}: ask for less, or make a group with more.",
+                bytes(hard)
             ));
         }
         let of_device = self.stream.is_some() && r.capacity > 0 && self.rounded > r.capacity;
@@ -154,7 +174,7 @@ impl OutOfMemory {
     }
 
     /// Only a range that happens to begin at an aligned address could hold it.
-    fn hopeless_aligned(&self) -> Option<String> {
+    fn never_fits_aligned(&self) -> Option<String> {
         let r = &self.report;
         let (max, what, more) = match self.figures().limit {
             Some(limit) if self.needed > limit => {
@@ -181,8 +201,8 @@ impl OutOfMemory {
 
     /// Whether the request would fit if this many more bytes could be reserved; as far as can be known.
     fn fits_with(&self, more: u64) -> bool {
-        let Figures { limit, reserved, .. } = self.figures();
-        let limit = limit.unwrap_or(u64::MAX);
+        let reserved = self.figures().reserved;
+        let limit = self.max().unwrap_or(u64::MAX);
         let within = reserved.saturating_sub(more).saturating_add(self.needed) <= limit;
         within && (self.driver.is_none() || more >= self.needed)
     }
@@ -191,7 +211,7 @@ impl OutOfMemory {
         let useful = self.trim_would_free > 0 && self.fits_with(self.trim_would_free);
         (useful && !self.has_tried("trim")).then(|| {
             format!(
-                "{} lie in segments that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.",
+                "{} lie in segments or handles that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.",
                 bytes(self.trim_would_free)
             )
         })
@@ -204,13 +224,13 @@ impl OutOfMemory {
         let useful = held >= self.rounded || held > 0 && self.fits_with(held + self.trim_would_free);
         let of_the_host = || {
             format!(
-                "{} are held back: used on streams that only calls which name them can mark, or freed by nobody knows whom; say until when they were used (record_use_until), declare streams that last, or synchronise while nobody captures a graph: they serve then.",
+                "{} are held back: used on streams that only calls which name them can mark, or freed with unknown users; say until when they were used (record_use_until), declare streams that last, or synchronise while no graph is being captured: they serve then.",
                 bytes(held)
             )
         };
         useful.then(|| self.stream.map_or_else(of_the_host, |_| {
             format!(
-                "{} are held back: freed on streams that only calls which name them can mark, or by nobody knows whom; name the streams at the free (free_on), declare streams that last, or synchronise while nobody captures a graph, and trim then.",
+                "{} are held back: freed on streams that only calls which name them can mark, or with unknown users; name the streams at the free (free_on), declare streams that last, or synchronise while no graph is being captured, and trim then.",
                 bytes(held)
             )
         }))
@@ -246,12 +266,10 @@ impl OutOfMemory {
         };
         let (captured, gone) = (on(true).join(" and on "), on(false).join(" and "));
         let not_captured = (!gone.is_empty()).then(|| {
-            format!("{what}, and {gone} cannot be waited for any more: synchronise the allocator while nobody captures a graph, and ask again.")
+            format!("{what}, and {gone} cannot be waited for any more: synchronise the allocator while no graph is being captured, and retry.")
         });
         let captured = (!captured.is_empty()).then(|| {
-            format!(
-                "{what}, and somebody captures a graph there: end the capture on {captured}, and ask again."
-            )
+            format!("{what}, and a graph is being captured there: end the capture on {captured}, and retry.")
         });
         captured.or(not_captured)
     }
@@ -346,8 +364,8 @@ impl OutOfMemory {
     /// Memory is free and no range is long enough. If only a small part of the reserved memory is free, the advice is about the allocated
     /// memory, and not about fragmentation.
     fn fragmented(&self) -> Option<String> {
-        let Figures { limit, reserved, total: t } = self.figures();
-        let room = match (limit, &self.driver) {
+        let Figures { reserved, total: t, .. } = self.figures();
+        let room = match (self.max(), &self.driver) {
             (Some(limit), None) => limit.saturating_sub(reserved),
             _ => 0,
         };
@@ -384,6 +402,15 @@ impl OutOfMemory {
         let capacity = self.report.capacity;
         let live = bytes(total.allocated);
         let largest = self.largest_part();
+        if let Some((group, max)) = self.group_max()
+            && reserved.saturating_add(self.needed) > max
+        {
+            return format!(
+                "{} of the group's limit of {} are reserved, {live} of them live here{largest}: free something, here or in another member.",
+                bytes(group.reserved),
+                bytes(group.hard.unwrap_or(u64::MAX))
+            );
+        }
         if let Some(limit) = limit.filter(|&limit| reserved.saturating_add(self.needed) > limit) {
             let raise = format!("raise the limit ({})", self.limit_knob());
             return if self.holders.is_empty() {
@@ -451,6 +478,9 @@ impl fmt::Display for OutOfMemory {
             bytes(t.in_flight),
             limit.map_or("none".into(), bytes)
         )?;
+        if let Some(group) = self.report.group.as_ref().filter(|_| self.stream.is_some()) {
+            write!(f, "; group: {group}")?;
+        }
         if self.kept > 0 {
             write!(f, ", external memory kept for its owners {}", bytes(self.kept))?;
         }
@@ -470,4 +500,3 @@ impl fmt::Display for OutOfMemory {
         write!(f, ". {}", self.advice())
     }
 }
-impl std::error::Error for OutOfMemory {}

@@ -51,6 +51,26 @@ use std::sync::{Arc, OnceLock};
 /// a stream of another device or context (whose work the drop does not know). The slice itself and its views to write
 /// give such a stream null, which copies and fills refuse; the reason is in
 /// [`Report::deferred_errors`](crate::report::Report::deferred_errors).
+///
+/// ```no_run
+/// use cudarc::driver::CudaSlice;
+/// use millpond::{Allocator, Config, cuda::Cuda};
+///
+/// fn length(slice: &CudaSlice<f32>) -> usize {
+///     slice.len()
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let gpu = Allocator::new(Cuda::new(0)?, Config::default())?;
+/// let stream = gpu.stream()?;
+/// let mut x = gpu.cuda_slice::<f32>(1024, &stream)?;
+/// let theirs = stream.cudarc()?;
+/// theirs.memset_zeros(&mut x)?;                             // cudarc's calls take it as an argument
+/// theirs.memcpy_htod(&[1.0, 2.0], &mut x.slice_mut(..2))?;
+/// // SAFETY: nothing is queued with the slice itself.
+/// assert_eq!(length(unsafe { x.as_cuda_slice() }), 1024);   // for code that takes the type
+/// # Ok(()) }
+/// ```
 pub struct PooledSlice<T: Pod> {
     slice: ManuallyDrop<CudaSlice<T>>,
     bytes: Option<Allocation<Cuda>>,
@@ -99,8 +119,8 @@ impl Allocator<Cuda> {
         let array = self.uninit::<T>(len, stream)?;
         let (cuda, home) = (self.driver().clone(), ManuallyDrop::new(stream.cudarc()?));
         // The slice's event is recorded there; a capture would take it and end.
-        let asked = laws::may_slice(|| stream.refuse_capture());
-        let anchor = match asked.and_then(|()| Ok(anchor_of(array.view().touch(), &home, &cuda)?)) {
+        let admitted = laws::may_slice(|| stream.refuse_capture());
+        let anchor = match admitted.and_then(|()| Ok(anchor_of(array.view().touch(), &home, &cuda)?)) {
             Ok(anchor) => ManuallyDrop::new(anchor),
             Err(e) => {
                 cuda.current_stays(|| drop(ManuallyDrop::into_inner(home)));
@@ -343,7 +363,7 @@ impl Streams {
         let mut at = &self.aliases;
         loop {
             let alias = at.get_or_init(|| {
-                // SAFETY: a stream of this context, as `find` saw; used only for as long as the caller lends the stream.
+                // SAFETY: a stream of this context, as `find` saw; used only while the caller's reference to the stream lives.
                 let stream = unsafe { self.home.context().wrap_borrowed_stream(handle) };
                 self.met.fetch_add(1, Ordering::Relaxed);
                 Box::new(Alias { stream, next: OnceLock::new() })

@@ -143,7 +143,7 @@ impl Reading {
     fn is_had_by(&self, reader: &Party, stream: &CudaStream) -> Result<bool, DriverError> {
         let mut by = self.by.lock();
         match &*by {
-            Some(last) if last.is(reader) || !laws::tells_readers_apart() => {}
+            Some(last) if last.is(reader) || !laws::distinguishes_readers() => {}
             // Under the lock: a second call on the same stream would record in the event before it is waited for.
             Some(last) if last.is_over_for(reader) => {
                 laws::behind_its_handles_last(|| stream.wait(&self.event))?;

@@ -12,7 +12,7 @@
 //! fills return an error for it and kernels crash. The reason is in
 //! [`Report::deferred_errors`](crate::report::Report::deferred_errors).
 
-use crate::allocator::access::borrowed::{Named, borrow, borrow_by_anybody};
+use crate::allocator::access::borrowed::{Named, borrow, borrow_on_unknown_stream};
 use crate::allocator::access::{Extension, Touch};
 use crate::array::{DeviceArray, DeviceView, DeviceViewMut};
 use crate::cuda::{Cuda, Found, current_stays, store_stays};
@@ -67,7 +67,7 @@ fn borrowed(touch: Touch<'_, Cuda>, addr: u64, stream: &CudaStream) -> CUdevicep
 fn waited(waited: DriverResult<()>, cuda: &Cuda, touch: Touch<'_, Cuda>, addr: u64) -> CUdeviceptr {
     match waited {
         Ok(()) => {
-            borrow_by_anybody(touch);
+            borrow_on_unknown_stream(touch);
             addr
         }
         Err(e) => {

@@ -58,7 +58,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// # Safety
     /// As [`Stream::launch`].
     #[track_caller]
-    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    #[allow(unsafe_code, reason = "only the author of a kernel knows what it does")]
     pub unsafe fn launch_and_compare<'a>(
         &self,
         kernel: &Kernel,
@@ -91,7 +91,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// # Safety
     /// As [`Stream::launch`].
     #[track_caller]
-    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    #[allow(unsafe_code, reason = "only the author of a kernel knows what it does")]
     pub unsafe fn launch_and_compare_by<'a>(
         &self,
         kernel: &Kernel,

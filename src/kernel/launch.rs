@@ -53,7 +53,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// that alive and in order ([`DeviceArray::wait_on`](crate::DeviceArray::wait_on),
     /// [`DeviceArray::record_use`](crate::DeviceArray::record_use)).
     #[track_caller]
-    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    #[allow(unsafe_code, reason = "only the author of a kernel knows what it does")]
     pub unsafe fn launch<'a>(
         &self,
         kernel: &Kernel,
@@ -77,7 +77,7 @@ impl<D: Driver + Kernels> Stream<D> {
     /// # Safety
     /// The conditions of [`Stream::launch`].
     #[inline]
-    #[allow(unsafe_code, reason = "what a kernel does is known to who wrote it")]
+    #[allow(unsafe_code, reason = "only the author of a kernel knows what it does")]
     pub(super) unsafe fn launch_collected(
         &self,
         kernel: &Kernel,
@@ -97,7 +97,7 @@ impl<D: Driver + Kernels> Stream<D> {
                 }
             }
         }
-        let launch = KernelLaunch { kernel, grid, arguments: &words, ranges: &ranges };
+        let launch = KernelLaunch::new(kernel, grid, &words, &ranges);
         // A marker behind the kernel if an operand lives on several streams, as for any operation that is not a copy.
         let queued = operate(self, &touches, Mark::Shared, |driver, native| {
             // SAFETY: the caller's promise; operands lie in allocations that are reused only behind this use.

@@ -35,7 +35,7 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     /// An operand that a kernel reads and does not write.
     pub fn read(&self) -> Operand<'a, D> {
         let (addr, bytes, allocation) = (self.address(), self.size_bytes(), self.id());
-        let range = KernelRange { addr, bytes, used: RangeUse::Read, allocation };
+        let range = KernelRange::new(addr, bytes, RangeUse::Read).allocation(allocation);
         Operand::of::<T>(self.touch(), range)
     }
 }
@@ -50,7 +50,7 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     }
     pub(super) fn into_write(self) -> Operand<'a, D> {
         let (addr, bytes, allocation) = (self.address(), self.size_bytes(), self.id());
-        let range = KernelRange { addr, bytes, used: RangeUse::ReadWrite, allocation };
+        let range = KernelRange::new(addr, bytes, RangeUse::ReadWrite).allocation(allocation);
         Operand::of::<T>(self.into_touch(), range)
     }
 }

@@ -6,7 +6,10 @@
 //! Figures may be added: for users its structs are `non_exhaustive`. This repository's tests name every field (the feature
 //! `internals`), so that a new one must be shown and compared.
 
+mod group;
 mod histogram;
+mod map;
+mod physical;
 mod profile;
 #[cfg(feature = "serde")]
 pub(crate) mod read;
@@ -15,8 +18,11 @@ mod render;
 #[cfg(test)]
 mod tests;
 
+pub use group::{GroupReport, MemberReport};
 pub use histogram::Histogram;
+pub use map::{MapRange, MapSegment, MemoryMap, RangeState};
 pub use millpond_driver::{Size, SizeError, Unit, bytes, parse_size};
+pub use physical::PhysicalReport;
 pub use profile::{Profile, ProfileRow, Scope, Usage};
 
 use crate::units::{DeviceId, StreamId};
@@ -220,23 +226,26 @@ pub struct Ladder {
     pub grow: Rung,
     /// A range of another pool, or one in flight, behind an inserted wait.
     pub migrate_with_wait: Rung,
-    /// Idle memory given back to make room, then growth: only where the driver's frees wait for nothing.
+    /// Physical memory that is free in other windows, of any pool, mapped where the request lacks some.
+    pub move_handles: Rung,
+    /// Idle memory given back to make room, then growth: handles of windows, and segments only where the driver's frees wait for nothing.
     pub trim: Rung,
     /// A bounded wait of the host for the device.
     pub wait: Rung,
-    /// The user's out-of-memory callback: tried whenever it runs. It served if the request got memory, by any rung, after the callback asked for
+    /// The user's out-of-memory callback: tried whenever it runs. It served if the request got memory, by any rung, after the callback requested
     /// another try.
     pub callback: Rung,
 }
 
 impl Ladder {
     /// The rungs by name, in their order.
-    pub fn rungs(&self) -> [(&'static str, Rung); 7] {
+    pub fn rungs(&self) -> [(&'static str, Rung); 8] {
         [
             ("poll", self.poll),
             ("migrate", self.migrate),
             ("grow", self.grow),
             ("migrate with wait", self.migrate_with_wait),
+            ("move handles", self.move_handles),
             ("trim", self.trim),
             ("wait", self.wait),
             ("callback", self.callback),
@@ -275,20 +284,42 @@ pub struct Report {
     pub capacity: u64,
     /// The limit in bytes, if one is set.
     pub limit: Option<u64>,
+    /// The [soft limit](crate::Config::soft_limit) in bytes, if one is set.
+    pub soft_limit: Option<u64>,
+    /// The group that shares a budget with this allocator, if it is in one.
+    pub group: Option<GroupReport>,
     /// The growth policy's name.
     pub policy: Cow<'static, str>,
-    /// Bytes reserved from the device now: every segment.
+    /// Bytes reserved from the device now: every plain segment and every handle of windows.
     pub reserved: u64,
     /// Highest `reserved` so far.
     pub reserved_peak: u64,
-    /// Live segments.
+    /// Plain segments now: `segments_created - segments_released`. Windows of [virtual memory](crate::Config::virtual_memory) are
+    /// [`PhysicalReport::windows`].
     pub segments: u64,
+    /// Plain segments reserved from the device so far.
+    pub segments_created: u64,
+    /// Plain segments given back so far.
+    pub segments_released: u64,
     /// Bytes between two pools at the moment of the report.
     pub moving: u64,
-    /// Segments reserved from the device so far.
+    /// How often memory was reserved from the device so far: `segments_created`, and once a request that created handles, however many.
     pub growths: u64,
-    /// Segments given back so far.
+    /// How often memory was given back so far: `segments_released`, and once a [handle](PhysicalReport::handles_released).
     pub releases: u64,
+    /// How many plain segments and handles are *sparse*: something is live in them, and less than half of their bytes. Neither goes back to the device
+    /// as long as anything is live in it, so these are what small live ranges pin.
+    pub sparse: u64,
+    /// The length of sparse segments and handles, in bytes.
+    pub sparse_bytes: u64,
+    /// Live bytes in them (rounded). The others, `sparse_bytes - sparse_live`, serve requests and no trim.
+    pub sparse_live: u64,
+    /// The longest request, in bytes, that would be served without a byte more from the device, on the stream that can have most, with no alignment, when
+    /// all queued work is complete. Without windows it is the longest free range. With windows what is missing
+    /// between free ranges is filled with physical memory that is wholly free, in handles here or elsewhere or spare, and former places count as
+    /// holes: a request at the limit moves or replaces handles for that, whatever it costs. What a stream left there that is gone counts by whole handles, and the rest for small
+    /// requests: it may serve more. What is in flight counts for nothing.
+    pub largest_request: u64,
     /// The most that was live at once over all pools, in bytes (rounded): a lower bound. A hit updates no other pool, so
     /// with several pools only two bounds are known; they are equal where the figure itself is known ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
@@ -300,6 +331,8 @@ pub struct Report {
     pub pools: Vec<PoolReport>,
     /// The miss ladder.
     pub ladder: Ladder,
+    /// Physical memory of windows; `None` where pools have plain segments only.
+    pub physical: Option<PhysicalReport>,
     /// The pinned host pool, if it was used: reserved, allocated, cached, in flight of host memory.
     pub pinned: Option<PoolReport>,
     /// Driver calls by name, if the driver counts.
@@ -317,6 +350,26 @@ impl Report {
         (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)
     }
 
+    /// Bytes reserved and not live now: cached, in flight, on the way between pools, spare.
+    pub fn slack(&self) -> u64 {
+        self.reserved.saturating_sub(self.total.allocated)
+    }
+
+    /// The most that was reserved less the most that was live, if that is known: slack at the peak.
+    pub fn slack_at_peak(&self) -> Option<u64> {
+        Some(self.reserved_peak.saturating_sub(self.peak_allocated()?))
+    }
+
+    /// Live bytes over reserved bytes now: 1 is perfect. `None` if nothing is reserved.
+    pub fn allocated_over_reserved(&self) -> Option<f64> {
+        ratio(self.total.allocated, self.reserved)
+    }
+
+    /// The most that was live over the most that was reserved, if that is known: the inverse of [`Report::reserved_over_allocated`].
+    pub fn allocated_over_reserved_at_peak(&self) -> Option<f64> {
+        ratio(self.peak_allocated()?, self.reserved_peak)
+    }
+
     /// Peak bytes reserved from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
     /// peak of live bytes is not known exactly: then there are [bounds](Report::reserved_over_allocated_bounds).
     pub fn reserved_over_allocated(&self) -> Option<f64> {
@@ -330,6 +383,6 @@ impl Report {
     }
 }
 
-fn ratio(taken: u64, live: u64) -> Option<f64> {
-    (live > 0).then(|| taken as f64 / live as f64)
+fn ratio(of: u64, over: u64) -> Option<f64> {
+    (over > 0).then(|| of as f64 / over as f64)
 }

@@ -63,6 +63,24 @@ fn reuse(used: u64, acquired: u64) -> f64 {
 pub struct Scope(u64);
 
 /// Shares by name, in the order in which the names were first entered.
+///
+/// ```
+/// use millpond::{Allocator, Config, report::Profile, units::{GIB, MIB}};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), millpond::Error> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let stream = gpu.stream()?;
+/// let mut profile = Profile::new();
+/// for step in 0..3 {
+///     let scope = profile.enter(if step == 0 { "warm-up" } else { "step" }, gpu.usage());
+///     drop(gpu.alloc(2 * MIB, &stream)?);
+///     profile.exit(scope, gpu.usage());
+/// }
+/// let [warm_up, step] = profile.rows() else { panic!("{profile}") };
+/// assert_eq!((warm_up.used, step.used), (2 * MIB, 4 * MIB));
+/// assert!(warm_up.acquired > 0 && step.acquired == 0);      // the steps reuse what the first one acquired
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Default, Debug)]
 pub struct Profile {
     rows: Vec<ProfileRow>,

@@ -56,7 +56,10 @@ pub(crate) fn of_field<E: Error>(field: &str, wrong: &E) -> E {
     E::custom(format_args!("{field}: {wrong}"))
 }
 
-use super::{Counters, Histogram, Ladder, PoolReport, Report, Rung};
+use super::{
+    Counters, GroupReport, Histogram, Ladder, MapRange, MapSegment, MemberReport, MemoryMap, PhysicalReport,
+    PoolReport, Report, Rung,
+};
 
 read_fields!(Counters {
     allocations,
@@ -94,7 +97,7 @@ read_fields!(PoolReport {
 });
 read_fields!(Histogram { counts });
 read_fields!(Rung { tried, served });
-read_fields!(Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback });
+read_fields!(Ladder { poll, migrate, grow, migrate_with_wait, move_handles, trim, wait, callback });
 read_fields!(Report {
     device,
     capacity,
@@ -103,16 +106,49 @@ read_fields!(Report {
     reserved,
     reserved_peak,
     segments,
+    segments_created,
+    segments_released,
     moving,
     growths,
     releases,
+    sparse,
+    sparse_bytes,
+    sparse_live,
+    largest_request,
     allocated_peak,
     allocated_peak_at_most,
     total,
     pools,
     ladder,
+    physical,
     pinned,
     driver_calls,
     events_lost,
     deferred_errors,
+    soft_limit,
+    group,
 });
+read_fields!(GroupReport { hard, soft, reserved, reserved_peak, members });
+read_fields!(MemberReport { device, limit, reserved, allocated });
+read_fields!(PhysicalReport {
+    handles,
+    handle_bytes,
+    handles_created,
+    handles_released,
+    spare_handles,
+    spare_bytes,
+    moves,
+    moves_in_use,
+    mappings,
+    former_places,
+    former_bytes,
+    windows,
+    window_bytes,
+    reserved_addresses,
+    holes,
+    hole_bytes,
+    largest_hole,
+});
+read_fields!(MapRange { offset, bytes, state, stream });
+read_fields!(MapSegment { id, addr, bytes, window, small, stream, ranges });
+read_fields!(MemoryMap { segments });

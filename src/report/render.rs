@@ -123,6 +123,31 @@ impl Report {
             "cached      {} kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device",
             bytes(t.cached)
         )?;
+        let over = |of: Option<f64>| of.map_or("-".into(), |of| format!("{of:.3}"));
+        writeln!(
+            f,
+            "slack       {} reserved and not live (at the peak {}); live over reserved {} (at the peak {}); largest request without growth {}",
+            bytes(self.slack()),
+            self.slack_at_peak().map_or("-".into(), bytes),
+            over(self.allocated_over_reserved()),
+            over(self.allocated_over_reserved_at_peak()),
+            bytes(self.largest_request)
+        )?;
+        if self.sparse > 0 {
+            writeln!(
+                f,
+                "sparse      {} in {} segments and handles of which less than half is live, {}: they cannot go back",
+                bytes(self.sparse_bytes),
+                self.sparse,
+                bytes(self.sparse_live)
+            )?;
+        }
+        if let Some(soft) = self.soft_limit {
+            writeln!(f, "soft limit  {}", bytes(soft))?;
+        }
+        if let Some(group) = &self.group {
+            writeln!(f, "group       {group}")?;
+        }
         if self.moving > 0 {
             writeln!(f, "moving      {} on the way from one pool to another", bytes(self.moving))?;
         }
@@ -165,14 +190,19 @@ impl Report {
         let t = &self.total;
         writeln!(
             f,
-            "work        {} splits, {} merges, {} growths, {} releases, {} segments now, {} host waits",
+            "work        {} splits, {} merges, {} growths, {} releases, {} segments now ({} created, {} released), {} host waits",
             t.counters.splits,
             t.counters.merges,
             self.growths,
             self.releases,
             self.segments,
+            self.segments_created,
+            self.segments_released,
             t.counters.host_waits
         )?;
+        if let Some(physical) = &self.physical {
+            write!(f, "{physical}")?;
+        }
         let held_back = t.held_back + self.pinned.as_ref().map_or(0, |p| p.held_back);
         if held_back > 0 {
             writeln!(
@@ -201,7 +231,7 @@ impl Report {
         }
         self.deferred_errors
             .iter()
-            .try_for_each(|e| writeln!(f, "error       met where nobody could be told: {e}"))
+            .try_for_each(|e| writeln!(f, "error       in a call that returns none: {e}"))
     }
 }
 
@@ -224,8 +254,9 @@ impl fmt::Display for Report {
 
 #[cfg(feature = "serde")]
 impl Report {
-    /// The report as one JSON object on one line: every field by its name, and the ratios that the text shows
-    /// (`reserved_over_allocated`, null unless it is known, and its bounds `reserved_over_allocated_at_least` and `reserved_over_allocated_at_most`; in
+    /// The report as one JSON object on one line: every field by its name, and the figures that the text shows beside them
+    /// (`reserved_over_allocated`, null unless it is known, and its bounds `reserved_over_allocated_at_least` and `reserved_over_allocated_at_most`;
+    /// `slack`, `slack_at_peak`, `allocated_over_reserved` and `allocated_over_reserved_at_peak`, null where they are not known; in
     /// each pool `fragmentation` and `hit_rate`). It is read back as an equal report.
     ///
     /// ```
@@ -254,6 +285,10 @@ impl Report {
         let bounds = self.reserved_over_allocated_bounds();
         v["reserved_over_allocated_at_least"] = json!(bounds.map(|b| b.0));
         v["reserved_over_allocated_at_most"] = json!(bounds.map(|b| b.1));
+        v["slack"] = json!(self.slack());
+        v["slack_at_peak"] = json!(self.slack_at_peak());
+        v["allocated_over_reserved"] = json!(self.allocated_over_reserved());
+        v["allocated_over_reserved_at_peak"] = json!(self.allocated_over_reserved_at_peak());
         v["total"] = pool(&self.total);
         v["pools"] = self.pools.iter().map(pool).collect();
         v["pinned"] = self.pinned.as_ref().map_or(Value::Null, pool);

@@ -230,8 +230,11 @@ fn report(pools: Vec<PoolReport>) -> Report {
     r.allocated_peak = r.total.allocated_peak;
     r.allocated_peak_at_most = r.allocated_peak;
     r.segments = 7;
+    (r.segments_created, r.segments_released) = (8, 1);
     r.growths = 9;
     r.releases = 2;
+    (r.sparse, r.sparse_bytes, r.sparse_live) = (3, 60 * MIB, 5 * MIB);
+    r.largest_request = 2 * r.total.largest_free;
     r.ladder.poll = Rung { tried: 12, served: 3 };
     r.ladder.grow = Rung { tried: 9, served: 9 };
     r
@@ -245,6 +248,25 @@ fn a_report_reads_like_this() {
     let mut r = report(vec![pool(0, 6 * GIB), named]);
     r.limit = Some(100 * GIB);
     r.moving = 2 * MIB;
+    r.physical = Some(PhysicalReport {
+        handles: 2,
+        handle_bytes: 18 * MIB,
+        handles_created: 3,
+        handles_released: 1,
+        spare_handles: 1,
+        spare_bytes: 2 * MIB,
+        moves: 7,
+        moves_in_use: 4,
+        mappings: 5,
+        former_places: 4,
+        former_bytes: 64 * MIB,
+        windows: 1,
+        window_bytes: 512 * MIB,
+        reserved_addresses: 576 * GIB,
+        holes: 6,
+        hole_bytes: 432 * MIB,
+        largest_hole: 400 * MIB,
+    });
     r.pinned = Some(PoolReport { oldest_in_flight: None, ..pool(0, 64 * MIB) });
     r.driver_calls =
         [("allocate", 9), ("free", 2), ("record", 30), ("query", 0)].map(|(k, n)| (k.into(), n)).into();
@@ -252,17 +274,21 @@ fn a_report_reads_like_this() {
     insta::assert_snapshot!(format!("{r:#}"), @r"
         device 0    reserved 9.00 GiB (peak 9.00 GiB)   peak allocated 6.75 GiB   ratio 1.333   limit 100 GiB of 144 GiB   largest free 768 MiB   in flight 2.25 GiB
         cached      2.25 GiB kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
+        slack       4.50 GiB reserved and not live (at the peak 2.25 GiB); live over reserved 0.500 (at the peak 0.750); largest request without growth 1.50 GiB
+        sparse      60.0 MiB in 3 segments and handles of which less than half is live, 5.00 MiB: they cannot go back
         moving      2.00 MiB on the way from one pool to another
         pool                         allocated     cached   in flight       peak   allocs     hits   moved in   waits   fragmentation
         stream 0                      3.00 GiB   1.50 GiB    1.50 GiB   4.50 GiB      100   97.0 %          0       0            0.50
         stream 3 (copy[31m) closed    1.50 GiB    768 MiB     768 MiB   2.25 GiB      100   97.0 %          3       0            0.50
         total                         4.50 GiB   2.25 GiB    2.25 GiB   6.75 GiB      200   97.0 %          3       0            0.67
         pinned host                   32.0 MiB   16.0 MiB    16.0 MiB   48.0 MiB      100   97.0 %          0       0            0.50
-        miss ladder   poll 3/12   migrate 0/0   grow 9/9   migrate with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
-        work        10 splits, 8 merges, 9 growths, 2 releases, 7 segments now, 0 host waits
+        miss ladder   poll 3/12   migrate 0/0   grow 9/9   migrate with wait 0/0   move handles 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
+        work        10 splits, 8 merges, 9 growths, 2 releases, 7 segments now (8 created, 1 released), 0 host waits
+        handles     2 of 18.0 MiB, 3 created, 1 released, 1 spare of 2.00 MiB; 7 moves, 4 of them in use
+        addresses   1 windows of 512 MiB, 576 GiB reserved; 5 mappings, 4 of them former places of 64.0 MiB; 6 holes of 432 MiB, largest hole 400 MiB
         in flight   4 ranges, 2.25 GiB; the oldest use lies 3 markers back
         driver      41 calls: record 30, allocate 9, free 2
-        error       met where nobody could be told: cuMemFree failed with code 700
+        error       in a call that returns none: cuMemFree failed with code 700
         sizes of all requests
         up to     512 B  100  ########################################
         up to  1.00 KiB    0
@@ -276,9 +302,10 @@ fn an_empty_report_says_so() {
     insta::assert_snapshot!(Report::default(), @r"
         device 0    reserved 0 B (peak 0 B)   peak allocated 0 B   ratio -   limit none   largest free 0 B   in flight 0 B
         cached      0 B kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
+        slack       0 B reserved and not live (at the peak 0 B); live over reserved - (at the peak -); largest request without growth 0 B
         no pools yet: nothing was allocated
-        miss ladder   poll 0/0   migrate 0/0   grow 0/0   migrate with wait 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
-        work        0 splits, 0 merges, 0 growths, 0 releases, 0 segments now, 0 host waits
+        miss ladder   poll 0/0   migrate 0/0   grow 0/0   migrate with wait 0/0   move handles 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
+        work        0 splits, 0 merges, 0 growths, 0 releases, 0 segments now (0 created, 0 released), 0 host waits
         ");
 }
 
@@ -292,7 +319,7 @@ fn a_thousand_pools_fit_on_a_screen() {
     assert_eq!(lines[first..].iter().filter(|l| l.starts_with("stream ")).count(), 20);
     assert!(lines[first + 20].starts_with("980 smaller pools"), "{text}");
     assert!(lines[first + 21].starts_with("total"), "{text}");
-    assert!(lines.len() < 32);
+    assert!(lines.len() < 34);
     // The largest pool comes first and no hidden one is larger than the last shown.
     let largest = r.pools.iter().max_by_key(|p| p.reserved).unwrap();
     assert!(lines[first].starts_with(&format!("{} ", largest.stream.unwrap())), "{text}");
@@ -331,6 +358,11 @@ fn json_has_the_data_and_the_ratios() {
     assert_eq!(v["total"]["counters"]["allocations"], 200);
     assert_eq!(v["driver_calls"]["allocate"], 9);
     assert_eq!(v["ladder"]["grow"]["served"], 9);
+    assert_eq!((&v["slack"], &v["slack_at_peak"]), (&(6 * MIB).into(), &(3 * MIB).into()));
+    assert_eq!(
+        (&v["allocated_over_reserved"], &v["allocated_over_reserved_at_peak"]),
+        (&0.5.into(), &0.75.into())
+    );
     assert!(v["pinned"].is_null() && v["limit"].is_null());
     assert!(!r.to_json().contains('\n'));
     assert!(
@@ -518,26 +550,53 @@ mod serde_values {
     }
 
     prop_compose! {
+        fn physical_reports()(n in any::<[u64; 17]>()) -> PhysicalReport {
+            let [
+                handles, handle_bytes, handles_created, handles_released, spare_handles, spare_bytes, moves, moves_in_use, mappings,
+                former_places, former_bytes, windows, window_bytes, reserved_addresses, holes, hole_bytes, largest_hole,
+            ] = n;
+            PhysicalReport {
+                handles, handle_bytes, handles_created, handles_released, spare_handles, spare_bytes, moves, moves_in_use, mappings,
+                former_places, former_bytes, windows, window_bytes, reserved_addresses, holes, hole_bytes, largest_hole,
+            }
+        }
+    }
+
+    prop_compose! {
+        fn groups()(
+            [hard, soft] in any::<[Option<u64>; 2]>(),
+            [reserved, reserved_peak] in any::<[u64; 2]>(),
+            members in vec(any::<(u32, Option<u64>, u64, u64)>(), 0..3),
+        ) -> GroupReport {
+            let member = |(device, limit, reserved, allocated)| MemberReport { device: DeviceId(device), limit, reserved, allocated };
+            GroupReport { hard, soft, reserved, reserved_peak, members: members.into_iter().map(member).collect() }
+        }
+    }
+
+    prop_compose! {
         fn reports()(
             device in any::<u32>().prop_map(DeviceId),
-            n in any::<[u64; 10]>(),
-            limit in any::<Option<u64>>(),
+            n in any::<[u64; 16]>(),
+            (limit, soft_limit) in any::<(Option<u64>, Option<u64>)>(),
+            group in option::of(groups()),
             policy in names().prop_map(Cow::from),
             total in pool_reports(),
             pools in vec(pool_reports(), 0..4),
-            rungs in any::<[(u64, u64); 7]>(),
+            rungs in any::<[(u64, u64); 8]>(),
+            physical in option::of(physical_reports()),
             pinned in option::of(pool_reports()),
             driver_calls in btree_map(names().prop_map(Cow::from), any::<u64>(), 0..5),
             deferred_errors in vec(names(), 0..3),
         ) -> Report {
-            let [capacity, taken, taken_peak, segments, moving, growths, releases, ..] = n;
-            let [.., allocated_peak, allocated_peak_at_most, events_lost] = n;
-            let [poll, migrate, grow, migrate_with_wait, trim, wait, callback] =
+            let [capacity, taken, taken_peak, segments, moving, growths, releases, segments_created, segments_released, ..] = n;
+            let [.., sparse, sparse_bytes, sparse_live, largest_request, allocated_peak, allocated_peak_at_most, events_lost] = n;
+            let [poll, migrate, grow, migrate_with_wait, move_handles, trim, wait, callback] =
                 rungs.map(|(tried, served)| Rung { tried, served });
             Report {
                 device, capacity, limit, policy, reserved: taken, reserved_peak: taken_peak, segments, moving, growths, releases,
-                allocated_peak, allocated_peak_at_most, total, pools,
-                ladder: Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback },
+                segments_created, segments_released, sparse, sparse_bytes, sparse_live, largest_request, physical,
+                allocated_peak, allocated_peak_at_most, total, pools, soft_limit, group,
+                ladder: Ladder { poll, migrate, grow, migrate_with_wait, move_handles, trim, wait, callback },
                 pinned, driver_calls, events_lost, deferred_errors,
             }
         }

@@ -25,7 +25,7 @@ use std::sync::Arc;
     note = "copy from pinned memory: `gpu.pinned_from_slice(&values)?`, or an `Arc` or a `transfer::Part` of such an array",
     note = "or have a slice copied before the call returns: `gpu.array_from_slice(&values, &stream)?`"
 )]
-#[allow(unsafe_code, reason = "a promise that copies rest on")]
+#[allow(unsafe_code, reason = "a contract that copies rely on")]
 pub unsafe trait StableSource: Send + Sized + 'static {
     /// The type of its elements.
     type Item: Pod;
@@ -55,12 +55,12 @@ pub(super) mod seal {
     #[derive(Clone, Copy, Debug)]
     #[allow(
         unreachable_pub,
-        reason = "it stands in a public trait, which nobody outside is to implement in full"
+        reason = "it stands in a public trait, which is not to be implemented in full outside this crate"
     )]
     pub struct Seal(pub(in crate::transfer) ());
 }
 
-#[allow(unsafe_code, reason = "the promise is kept: a pinned array's memory is its own until it is dropped")]
+#[allow(unsafe_code, reason = "the contract holds: a pinned array's memory is its own until it is dropped")]
 // SAFETY: the address is the allocation's, which does not move with the handle; only `&mut` writes to it.
 unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
     type Item = T;
@@ -85,7 +85,7 @@ unsafe impl<T: Pod, D: Driver> StableSource for PinnedArray<T, D> {
 
 #[allow(
     unsafe_code,
-    reason = "the promise is kept: an `Arc` moves nothing, and nobody has its value mutably"
+    reason = "the contract holds: an `Arc` moves nothing, and gives no mutable access to its value"
 )]
 // SAFETY: the value stays where it is while a counted reference lives, and is shared, so it is not written.
 unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
@@ -142,7 +142,7 @@ impl<S: StableSource> Part<S> {
     }
 }
 
-#[allow(unsafe_code, reason = "the promise is kept: it is its source's")]
+#[allow(unsafe_code, reason = "the contract holds: it is that of its source")]
 // SAFETY: elements inside those of a source that is owned.
 unsafe impl<S: StableSource> StableSource for Part<S> {
     type Item = S::Item;

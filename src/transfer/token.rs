@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// let stream = gpu.stream()?;
 /// let mut x = gpu.zeros::<f32>(1024, &stream)?;
 /// let batch = gpu.pinned_from_fn(1024, |i| i as f32)?;
-/// let sent = x.copy_from(batch, &stream)?; // the host goes on; nobody can write the source meanwhile
+/// let sent = x.copy_from(batch, &stream)?; // the host goes on; the token owns the source meanwhile
 /// let batch = sent.wait()?; // the source, ready for the next batch
 /// assert_eq!(batch[3], 3.0);
 /// # Ok(()) }
@@ -223,6 +223,7 @@ impl<P> fmt::Display for Refused<P> {
         self.error.fmt(f)
     }
 }
+// By hand: it stands for its `error`, source and all, whatever `P` is.
 impl<P> std::error::Error for Refused<P> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()

@@ -11,6 +11,22 @@ use core::fmt;
 use std::sync::Arc;
 
 /// An allocator that counts what its users request: calls, bytes, peaks. What others request from the same pools is not counted.
+///
+/// ```
+/// use millpond::{Allocator, Config, GpuAlloc, units::{GIB, KIB}, wrap::Counted};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), millpond::Error> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let parsing = Counted::new(gpu.erase());
+/// let stream = parsing.stream()?;
+/// let kept = parsing.alloc(3 * KIB, &stream)?;
+/// drop(parsing.alloc(KIB, &stream)?);
+/// let counts = parsing.counts();
+/// assert_eq!((counts.allocations, counts.frees, counts.bytes_live), (2, 1, 3 * KIB));
+/// assert_eq!(counts.bytes_live_peak, 4 * KIB);
+/// # drop(kept);
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Counted {
     inner: Arc<dyn GpuAlloc>,

@@ -13,6 +13,20 @@ use std::sync::Arc;
 ///
 /// A request that would exceed the limit fails at once, with [`Error::AboveLimit`]; one that the inner allocator refuses
 /// does not count. Requests of several threads at once never exceed it together.
+///
+/// ```
+/// use millpond::{Allocator, Config, Error, GpuAlloc, units::{GIB, KIB}, wrap::Limited};
+/// use millpond_sim::Sim;
+/// # fn main() -> Result<(), Error> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let cache = Limited::new(gpu.erase(), 4 * KIB);
+/// let stream = cache.stream()?;
+/// let block = cache.alloc(3 * KIB, &stream)?;
+/// assert!(matches!(cache.alloc(2 * KIB, &stream), Err(Error::AboveLimit { .. })));
+/// drop(block);
+/// cache.alloc(2 * KIB, &stream)?;                           // there is room again
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Limited {
     inner: Arc<dyn GpuAlloc>,

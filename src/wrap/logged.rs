@@ -16,8 +16,25 @@ use core::fmt;
 use std::sync::Arc;
 
 /// An allocator that calls a closure with each call and its number, in order. Frees and uses, which happen on handles, are
-/// logged by the next call on this allocator, or by [`Logged::tell`]; those after the last of these are not logged. 65,536 are stored until
+/// logged by the next call on this allocator, or by [`Logged::deliver`]; those after the last of these are not logged. 65,536 are stored until
 /// then: if there are more, the oldest are lost, and [`Call::Lost`] says how many.
+///
+/// ```
+/// use millpond::{Allocator, Config, GpuAlloc, units::{GIB, KIB}, wrap::Logged};
+/// use millpond_sim::Sim;
+/// use std::sync::{Arc, Mutex};
+/// # fn main() -> Result<(), millpond::Error> {
+/// let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+/// let lines = Arc::new(Mutex::new(Vec::new()));
+/// let log = Arc::clone(&lines);
+/// let logged = Logged::new(gpu.erase(), move |number, call| log.lock().unwrap().push(format!("{number} {call}")));
+/// let stream = logged.stream()?;
+/// drop(logged.alloc(KIB, &stream)?);
+/// logged.deliver();                                         // the free, which happened in a drop
+/// let lines = lines.lock().unwrap();
+/// assert!(lines[0].starts_with("0 allocated") && lines[1].starts_with("1 freed"), "{lines:?}");
+/// # Ok(()) }
+/// ```
 pub struct Logged {
     inner: Arc<dyn GpuAlloc>,
     log: Arc<Log>,
@@ -62,7 +79,7 @@ pub enum Call {
     Limited(Limit),
     /// The host waited for the device.
     Synchronized,
-    /// So many calls are not logged, from this one's number on: more were stored than fit.
+    /// The number of calls that are not logged, from this one's number on: more were stored than fit.
     Lost(u64),
 }
 
@@ -84,7 +101,7 @@ impl fmt::Display for Call {
             Call::Trimmed(None) => f.write_str("trim failed"),
             Call::Limited(limit) => write!(f, "limit {limit:?}"),
             Call::Synchronized => f.write_str("synchronized"),
-            Call::Lost(calls) => write!(f, "lost {calls} calls: too many were kept before they were told"),
+            Call::Lost(calls) => write!(f, "lost {calls} calls: more were stored than fit"),
         }
     }
 }
@@ -110,7 +127,7 @@ impl Logged {
         }
     }
     /// Logs what is stored now.
-    pub fn tell(&self) {
+    pub fn deliver(&self) {
         let log = &*self.log;
         log.kept.deliver(|number, call| {
             // Before the sink, which may panic: then it loses this call, and no other is lost.
@@ -126,22 +143,22 @@ impl Logged {
         self.log.kept.lost()
     }
 
-    fn told<T>(&self, outcome: T, call: impl FnOnce(&T) -> Call) -> T {
+    fn logged<T>(&self, outcome: T, call: impl FnOnce(&T) -> Call) -> T {
         self.log.kept.push(call(&outcome));
-        self.tell();
+        self.deliver();
         outcome
     }
     fn allocated(
         &self,
-        asked: u64,
+        requested: u64,
         stream: &AnyStream,
         made: Result<AnyAllocation, Error>,
     ) -> Result<AnyAllocation, Error> {
         // Watched before it is logged: if the sink panics, the allocation is freed.
         let made = made.map(|memory| memory.watched(Box::new(Entry(Arc::clone(&self.log)))));
-        self.told(made, |made| match made {
+        self.logged(made, |made| match made {
             Ok(memory) => Call::Allocated(*memory.facts()),
-            Err(e) => Call::Refused { bytes: asked, stream: stream.id(), why: e.to_string() },
+            Err(e) => Call::Refused { bytes: requested, stream: stream.id(), why: e.to_string() },
         })
     }
 }
@@ -155,13 +172,13 @@ impl GpuAlloc for Logged {
         self.allocated(bytes, stream, self.inner.alloc_aligned(bytes, align, stream))
     }
     fn trim(&self, which: Option<&AnyStream>) -> Result<Trimmed, Error> {
-        self.told(self.inner.trim(which), |t| Call::Trimmed(t.as_ref().ok().map(|t| t.bytes)))
+        self.logged(self.inner.trim(which), |t| Call::Trimmed(t.as_ref().ok().map(|t| t.bytes)))
     }
     fn set_limit(&self, limit: Limit) -> Result<(), Error> {
-        self.told(self.inner.set_limit(limit), |_| Call::Limited(limit))
+        self.logged(self.inner.set_limit(limit), |_| Call::Limited(limit))
     }
     fn synchronize(&self) -> Result<(), Error> {
-        self.told(self.inner.synchronize(), |_| Call::Synchronized)
+        self.logged(self.inner.synchronize(), |_| Call::Synchronized)
     }
 }
 

@@ -1,5 +1,5 @@
 //! Allocators behind [`GpuAlloc`], each on a device that many tests have: the trait's table names every call, so that the code
-//! of all of them is made here, once. Nobody calls these functions.
+//! of all of them is made here, once. These functions are never called.
 //!
 //! That is what `share-generics` of the compiler does with what a crate below has made already, at the levels of optimisation that
 //! tests are built with. An executable that uses anything of this crate has it.

@@ -1,7 +1,7 @@
-//! The simulated device behind a door that books what happens inside on the device's side of the account, and counts the
-//! operations that come through.
+//! The simulated device behind a wrapper that counts its host memory on the device's side of the account, and counts the
+//! operations that pass through.
 //!
-//! Every call of the driver's traits, and the drop of each stream and event, is one passage. It changes nothing else: what
+//! Every call of the driver's traits, and the drop of each stream and event, passes through it. It changes nothing else: what
 //! it does not override is the simulated device's own.
 
 #![allow(unsafe_code, reason = "a device implements the driver's unsafe traits")]
@@ -62,7 +62,7 @@ impl Device {
     pub fn sim(&self) -> &Sim {
         &self.sim
     }
-    /// What it holds and was asked.
+    /// The calls of the device and what it holds.
     pub fn ledger(&self) -> Ledger {
         device(|| self.sim.ledger())
     }

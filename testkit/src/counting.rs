@@ -71,7 +71,7 @@ impl Account {
         Account(number)
     }
     /// The account of threads that have none.
-    pub fn nobody() -> Account {
+    pub fn unassigned() -> Account {
         Account(0)
     }
     /// The calling thread's.

@@ -1,5 +1,5 @@
 //! What threads do to arrays that go from one to the other: copies whose tokens are waited for, dropped or kept, of pinned memory, of
-//! shared and of pageable; guards of kernels that somebody queues; fills, frees, orders of streams and waits of the host.
+//! shared and of pageable; guards of kernels that other code queues; fills, frees, orders of streams and waits of the host.
 //!
 //! The verbs are here, once; which threads there are, whose turn it is and what is drawn say the tests: `tests/threads.rs` on a real
 //! machine, `tests/threads_shuttle.rs` under the model checker. What each array holds is known, and every read compares it.
@@ -10,7 +10,7 @@ use millpond::mutant::Bug;
 use millpond::sync::Mutex;
 use millpond::units::MIB;
 use millpond::{
-    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Stream, Trim, Upload, kernel,
+    Allocator, Config, DeviceArray, Download, Growth, Limit, PinnedArray, Reuse, Stream, Trim, Upload, kernel,
 };
 use millpond_sim::{Launch, Sim};
 use std::fmt::Display;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Elements of an array.
 pub const LEN: usize = 512;
-/// Arrays that are nobody's at a time, beside those that threads have in hand.
+/// The number of arrays in the shared pool, beside those that threads work on.
 const LEFT: usize = 3;
 /// Tokens that a thread keeps.
 const TOKENS: usize = 3;
@@ -29,7 +29,7 @@ pub type Pinned = PinnedArray<u8, Sim>;
 /// An array and the value that it holds.
 pub type Holding = (Array, u8);
 
-/// Arrays that are nobody's at the moment, under a lock that a model checker sees.
+/// Arrays that no thread works on, under a lock that a model checker sees.
 pub type Table = Mutex<Vec<Holding>>;
 
 /// Bugs of tokens, guards and wiped memory: threads that do this at random have to convict each.
@@ -73,7 +73,12 @@ impl Token {
 /// As many arrays as so many threads have at most, and not one more, so that each new one has another's bytes.
 pub fn config(threads: usize, scrub: bool) -> Config {
     let bytes = (LEFT + 2 * threads) * LEN;
-    Config::default().growth(Growth::Exact).limit(Limit::Bytes(bytes as u64)).pinned_limit(MIB).scrub(scrub)
+    Config::default()
+        .reuse(Reuse::WithWaits)
+        .growth(Growth::Exact)
+        .limit(Limit::Bytes(bytes as u64))
+        .pinned_limit(MIB)
+        .scrub(scrub)
 }
 
 /// An array that its stream has yet to fill.
@@ -90,7 +95,7 @@ pub fn pinned(gpu: &Allocator<Sim>, len: usize, value: u8) -> Result<Pinned, Str
     Ok(host)
 }
 
-/// A kernel of somebody's writes an array between the two ends of a guard; something else happens in between.
+/// A kernel of other code writes an array between the two ends of a guard; something else happens in between.
 pub fn guarded_write(
     sim: &Sim,
     x: &mut Array,
@@ -165,7 +170,7 @@ impl<'a> Thread<'a> {
         &self.streams[(self.draw)(self.streams.len())]
     }
 
-    /// In somebody's former bytes, and filled on any stream.
+    /// In reused bytes, and filled on any stream.
     fn fresh(&mut self) -> Result<Holding, String> {
         let mut x = self.gpu.uninit(LEN, self.any()).map_err(said)?;
         if self.scrubbed {
@@ -196,7 +201,7 @@ impl<'a> Thread<'a> {
                 holds = value;
             }
             2 => {
-                // Dropped at once, and somebody else has pinned memory.
+                // Dropped at once, and another thread gets the pinned memory.
                 drop(x.copy_from(pinned(self.gpu, LEN, value)?, on).map_err(said)?);
                 drop(pinned(self.gpu, LEN, !value)?);
                 holds = value;

@@ -14,6 +14,7 @@
 //! | `counting` | a host allocator that counts what is held, on accounts |
 //! | `counted` | the simulated device, whose memory is counted apart |
 //! | `compiled` | allocators behind a trait object, so that all of their code is made here |
+//! | `effort` | how much of what is random or exhaustive is run |
 //! | `quiet` | panics that are expected, of which nothing is printed |
 //! | `worlds` | every small program of a family, up to symmetry |
 //!
@@ -40,6 +41,8 @@ pub mod counted;
 pub mod counting;
 #[cfg(not(any(loom, shuttle, millpond_rig_only)))]
 pub mod dice;
+#[cfg(not(any(loom, shuttle, millpond_rig_only)))]
+pub mod effort;
 #[cfg(not(loom))]
 pub mod flight;
 #[cfg(not(any(loom, shuttle, millpond_rig_only)))]

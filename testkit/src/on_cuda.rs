@@ -3,9 +3,11 @@
 
 use crate::suite::{Bench, PATIENCE};
 use cudarc::driver::sys;
+use millpond::allocator::VirtualMemory;
 use millpond::cuda::{Cuda, GpuGate, GpuStream};
 use millpond::driver::{DriverResult, Fences, Memory};
 use millpond::units::Addr;
+use millpond::{Allocator, Config};
 use std::time::Duration;
 
 /// A context of a device, and what judges it beside its own checks.
@@ -49,6 +51,12 @@ impl Bench for OnCuda {
     fn device(&self) -> &Cuda {
         &self.cuda
     }
+    /// With `MILLPOND_VIRTUAL=auto` in the environment, virtual memory is beneath the pools.
+    fn allocator(&self, config: Config) -> Allocator<Cuda> {
+        let windows = std::env::var("MILLPOND_VIRTUAL").is_ok_and(|choice| choice == "auto");
+        let config = if windows { config.virtual_memory(VirtualMemory::Auto) } else { config };
+        Allocator::new(self.cuda.clone(), config).expect("an allocator")
+    }
     fn gate(&self, on: &GpuStream) -> GpuGate {
         self.cuda.relaxed(|| self.cuda.gate(on, 2 * PATIENCE)).expect("a gate")
     }
@@ -89,7 +97,7 @@ impl Bench for OnCuda {
         stream.handle().addr() as u64
     }
     #[allow(unsafe_code, reason = "foreign calls")]
-    fn ask_id(&self, stream: &GpuStream) -> Result<u64, u32> {
+    fn query_id(&self, stream: &GpuStream) -> Result<u64, u32> {
         let mut id = 0;
         // SAFETY: the stream is alive, the pointer a local's.
         let code = self.foreign(|| unsafe { sys::cuStreamGetId(stream.handle(), &raw mut id) });

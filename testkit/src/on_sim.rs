@@ -64,7 +64,7 @@ impl Bench for OnSim {
     fn handle(&self, stream: &SimStream) -> u64 {
         stream.handle()
     }
-    fn ask_id(&self, stream: &SimStream) -> Result<u64, u32> {
+    fn query_id(&self, stream: &SimStream) -> Result<u64, u32> {
         self.0.stream_info(stream).map(|i| i.id.0).map_err(|e| e.code)
     }
     fn raw_context_event(&self) -> u32 {

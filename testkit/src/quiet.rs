@@ -1,4 +1,4 @@
-//! Panics that a test expects by the thousand, of which nothing is printed: each would be a message and, where backtraces are asked for, one of those,
+//! Panics that a test expects by the thousand, of which nothing is printed: each would be a message and, where backtraces are enabled, one of those,
 //! which was a third of what such tests cost.
 
 use std::cell::Cell;

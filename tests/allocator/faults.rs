@@ -13,6 +13,7 @@ use crate::rig;
 use millpond::units::GIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Trim};
 use millpond_sim::{Leak, Schedule, Sim};
+use millpond_testkit::effort::is_full;
 use scenarios::{SCENARIOS, Scenario};
 use stage::{End, Stage, Stop};
 use std::collections::BTreeSet;
@@ -62,7 +63,11 @@ fn every_call_fails_once_with_every_kind() {
     for scenario in SCENARIOS {
         let calls = good_run(scenario, Schedule::Latest);
         for k in 1..=calls + 1 {
-            for kind in KINDS {
+            for (n, kind) in (0..).zip(KINDS) {
+                // A third of it in an ordinary run.
+                if !is_full() && (k + n) % 3 != 0 {
+                    continue;
+                }
                 let end = faulty_run(scenario, k, kind);
                 // One failure leaves nothing behind: a free that fails in a destructor is tried again.
                 assert_eq!(end.leaks, [], "{}: call {k} fails with {kind:?}", scenario.name);
@@ -74,7 +79,7 @@ fn every_call_fails_once_with_every_kind() {
     println!("{runs} runs");
     // Errors that no call could return are kept: each kind of call that an allocator's end makes is among them.
     for call in ["cuMemFree", "cuMemFreeHost"] {
-        assert!(met.contains(call), "a failed {call} at the end was told to nobody: {met:?}");
+        assert!(met.contains(call), "a failed {call} at the end was not reported: {met:?}");
     }
 }
 
@@ -212,11 +217,12 @@ fn copies_survive_every_fault() {
                 Err(e) => panic!("call {k} failed with {kind:?}: {e}"),
             }
         }
-        assert!(failed > 20, "{failed} of {kind:?} were told");
+        assert!(failed > 20, "{failed} of {kind:?} were reported");
     }
 }
 
-/// All scenarios with virtual memory beneath the pools: they get elsewhere in part, and lose as little.
+/// All scenarios with virtual memory beneath the pools: they get elsewhere in part, and lose as little. In an ordinary run a
+/// quarter of it: most calls fail in one of the ways, the next call in another.
 #[test]
 fn every_call_fails_once_with_windows() {
     for scenario in SCENARIOS {
@@ -231,7 +237,10 @@ fn every_call_fails_once_with_windows() {
         let (sim, story) = (stage.sim.clone(), stage.story.clone());
         assert_eq!(stage.end(&story), End::default());
         for k in 1..=sim.call_count() {
-            for kind in [Kind::OutOfMemory, Kind::NotSupported, Kind::Other] {
+            for (n, kind) in (0..).zip([Kind::OutOfMemory, Kind::NotSupported, Kind::Other]) {
+                if !is_full() && (k + n) % 4 != 0 {
+                    continue;
+                }
                 let mut stage = windows(kind, k);
                 stage.planted = Some(kind);
                 stage.sim.fail_call(k, kind);

@@ -17,6 +17,7 @@ mod climbs;
 mod loose;
 mod noticed;
 mod owners;
+mod physical;
 mod ranges;
 mod shown;
 
@@ -31,8 +32,9 @@ use millpond::{
     Trim,
 };
 use millpond_sim::{Call, Launch, Ledger, Schedule, Sim};
+use millpond_testkit::effort::{is_full, ordinary_or_full};
 use noticed::Noticed;
-use owners::{Heard, Owners, Told};
+use owners::{Events, Heard, Owners};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::{Cell, RefCell};
@@ -203,7 +205,7 @@ impl Books {
         assert_eq!(*held, allocated + cached + in_flight, "{of}");
         assert_eq!(
             *held_back, self.held_back,
-            "{of}: what is nobody knows whose, and only that: all streams are ours"
+            "{of}: only what unknown streams used is held back: all streams are ours"
         );
         assert!(held <= held_peak && allocated_peak <= held_peak, "{of}: {held} {held_peak}");
         assert_eq!(*free_chunks == 0, *cached == 0, "{of}");
@@ -279,7 +281,7 @@ struct World {
     taken_peak: u64,
     pinned_peak: u64,
     /// What the allocator sent to its sink, and what follows from it.
-    told: Arc<Told>,
+    events: Arc<Events>,
     owners: Owners,
     kind: Kind,
     /// Blocks that the program would give up, and what the callback did in the request that is under way.
@@ -331,9 +333,9 @@ impl World {
         if expects {
             sim.expect_captures();
         }
-        let (told, spares) = (Arc::new(Told::default()), Arc::new(Mutex::new(Vec::new())));
+        let (events, spares) = (Arc::new(Events::default()), Arc::new(Mutex::new(Vec::new())));
         let given = Arc::new(Mutex::new(Vec::new()));
-        let mut config = World::config(waits).sink(told.clone());
+        let mut config = World::config(waits).sink(events.clone());
         if exact {
             config = config.growth(Growth::Exact);
         }
@@ -363,7 +365,7 @@ impl World {
             peak: 0,
             taken_peak: 0,
             pinned_peak: 0,
-            told,
+            events,
             owners: Owners::new((!waits).then(Chunks::default)),
             kind,
             spares,
@@ -475,7 +477,7 @@ impl World {
         let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
         assert!(
             waits == 0 || matches!(step, Step::Alloc { .. } | Step::Tight { .. }),
-            "the program waits for nobody"
+            "the program waits for no stream"
         );
         if matches!(step, Step::Synchronize) {
             self.ages.land();
@@ -528,7 +530,7 @@ impl World {
         let grew = heard.grew > 0 && served;
         assert_eq!(after.bytes_reserved + heard.trimmed, before.bytes_reserved + heard.grew);
         if missed || !served {
-            let hopeless = rounded(bytes) > self.limit.unwrap_or(GIB).min(GIB);
+            let never_fits = rounded(bytes) > self.limit.unwrap_or(GIB).min(GIB);
             let small = !self.kind.exact && rounded(bytes) <= SMALL;
             // Of one that inserts no waits it is known which rung it was, also behind the user's help.
             let rung = match (grew, requested(Call::MemFree), lent) {
@@ -540,7 +542,7 @@ impl World {
             };
             // Refused is who found nothing behind the user's last help, or had none.
             let stuck = times + u64::from(!served && (gave || times == 0));
-            let climb = Climb { small, hopeless, served, rung, asked: times, stuck };
+            let climb = Climb { small, never_fits, served, rung, asked: times, stuck };
             self.climbs.iter_mut().for_each(|climbs| climbs.push(climb));
         }
         self.requested += times;
@@ -562,7 +564,7 @@ impl World {
 
     fn hear_of(&mut self, to: Option<StreamId>) -> Heard {
         self.gpu.deliver_events();
-        self.owners.hear(&self.told, to, self.loose.as_mut())
+        self.owners.hear(&self.events, to, self.loose.as_mut())
     }
 
     #[allow(clippy::too_many_lines, reason = "an arm a step")]
@@ -749,7 +751,7 @@ impl World {
         assert!(waited == self.pinned_waits, "{waited} for {} waits", self.pinned_waits);
         Books { host_waits: p.counters.host_waits, ..self.host.clone() }.check(p, "pinned");
         assert_eq!((p.reserved, p.reserved_peak), (ledger.bytes_pinned, self.pinned_peak));
-        assert_eq!((p.counters.migrations_in, p.counters.migrations_out), (0, 0), "nobody lends it");
+        assert_eq!((p.counters.migrations_in, p.counters.migrations_out), (0, 0), "no pool migrates it");
         assert_eq!((p.oldest_in_flight, p.closed, p.stream), (None, false, None));
         assert_eq!(p.name.as_deref(), Some("pinned host memory"));
     }
@@ -797,8 +799,8 @@ impl World {
         assert!(ladder.poll.tried >= total.counters.misses.saturating_sub(all.refused), "{ladder:?}");
         let (tried, served) = climbs::counts(ladder);
         let (before, served_before) = climbs::counts(&self.ladder);
-        let new = |now: [u64; 7], before: [u64; 7]| core::array::from_fn(|rung| now[rung] - before[rung]);
-        let (tried, served): ([u64; 7], [u64; 7]) = (new(tried, before), new(served, served_before));
+        let new = |now: [u64; 8], before: [u64; 8]| core::array::from_fn(|rung| now[rung] - before[rung]);
+        let (tried, served): ([u64; 8], [u64; 8]) = (new(tried, before), new(served, served_before));
         assert!((0..6).all(|rung| tried[rung] <= 2 * tried[0]), "{ladder:?}");
         if let Some(climbs) = &self.climbs {
             let rungs = Rungs { waits: self.kind.waits, frees_wait: self.kind.frees_wait };
@@ -841,18 +843,27 @@ impl World {
             reserved: taken,
             reserved_peak: taken_peak,
             segments,
+            segments_created,
+            segments_released,
             moving,
             growths,
             releases,
+            sparse,
+            sparse_bytes,
+            sparse_live,
+            largest_request,
             allocated_peak,
             allocated_peak_at_most,
             total,
             pools,
             ladder,
+            physical,
             pinned,
             driver_calls,
             events_lost,
             deferred_errors,
+            soft_limit,
+            group,
         } = report;
         let ledger = self.sim.ledger();
         assert_eq!((*device, *capacity, *limit, &**policy), (DeviceId(0), GIB, self.limit, policy_name));
@@ -860,7 +871,11 @@ impl World {
         assert_eq!(*taken_peak, self.taken_peak.max(*taken));
         assert_eq!((*moving, *events_lost), (0, self.lost));
         self.check_failed(deferred_errors);
-        assert_eq!(growths - releases, *segments);
+        assert_eq!((soft_limit, group), (&None, &None));
+        assert_eq!((growths - releases, physical), (*segments, &None));
+        assert_eq!((segments_created, segments_released), (growths, releases), "there are no windows");
+        assert_eq!([*sparse, *sparse_bytes, *sparse_live], physical::sparse_segments(&self.sim, &self.gpu));
+        assert_eq!(*largest_request, total.largest_free, "of plain segments none is filled");
         assert_eq!(*releases, ledger.calls_of(Call::MemFree) - self.others_frees);
         assert!(driver_calls.iter().map(|(name, n)| (&**name, *n)).eq(ledger.calls.iter().copied()));
         assert!(
@@ -1020,10 +1035,7 @@ fn every_figure_is_the_models() {
     let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone];
     let all = [&all[..], &[&met.held_back, &met.pinned_held_back, &met.failed]].concat();
     let all = [&all[..], &[&met.pinned_refused]].concat();
-    let all: Vec<_> = all.into_iter().map(Cell::get).collect();
-    assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
-    // From 11 to 106 times in seven runs.
-    assert!(met.failed_past_room.get() > 0, "never met");
+    assert_often(&all, &met);
     met.noticed.borrow().demand_all_but(&BOUNDED);
 }
 
@@ -1048,16 +1060,39 @@ fn every_figure_is_the_models_where_waits_are_inserted() {
     let all =
         [bounded, refused, in_flight, lent, released, pinned_in_flight, gone, waited, host_waited, drained];
     let all = [&all[..], &[failed, &met.pinned_refused]].concat();
-    let all: Vec<_> = all.into_iter().map(Cell::get).collect();
+    assert_often(&all, &met);
+    // By chance, of too few, none may have been noticed.
+    if is_full() {
+        met.noticed.borrow().demand_at_times(&ranges::OF_PINNED);
+    }
+}
+
+/// What the model has to answer for was met often. In a quarter of the programs the rarer of it comes now and then: a full run asks.
+fn assert_often(of_programs: &[&Cell<u64>], met: &Met) {
+    if !is_full() {
+        return;
+    }
+    let all: Vec<_> = of_programs.iter().map(|met| met.get()).collect();
     assert!(all.iter().all(|&n| n >= 20), "met too rarely: {all:?}");
     // From 11 to 106 times in seven runs.
     assert!(met.failed_past_room.get() > 0, "never met");
-    met.noticed.borrow().demand_at_times(&ranges::OF_PINNED);
+    let all = [&met.requested, &met.helped, &met.climbed, &met.sure].map(Cell::get);
+    assert!(
+        all.iter().all(|&n| n >= 20) && met.trimmed.get() >= 5,
+        "met too rarely: {all:?} {:?}",
+        met.trimmed
+    );
+    assert!(met.lost.get() > 2, "events were lost too rarely");
 }
 
+/// A quarter of the programs in an ordinary run.
 fn search(waits: bool) -> Met {
     let met = Met::default();
-    let config = ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() };
+    let config = ProptestConfig {
+        cases: ordinary_or_full(64, 256),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
     let mut runner = TestRunner::new(config);
     // Beside captures of others a request waits for less, and what it waits for is another matter.
     let programs = (prop::collection::vec(step(), 1..120), any::<(bool, bool, bool, bool, bool)>());
@@ -1093,14 +1128,7 @@ fn search(waits: bool) -> Met {
         Ok(())
     });
     ran.unwrap_or_else(|e| panic!("{e}"));
-    let all = [&met.requested, &met.helped, &met.climbed, &met.sure].map(Cell::get);
-    assert!(
-        all.iter().all(|&n| n >= 20) && met.trimmed.get() >= 5,
-        "met too rarely: {all:?} {:?}",
-        met.trimmed
-    );
     assert_eq!(met.lost.get(), ran_before.get() / OVERFLOWS);
-    assert!(met.lost.get() > 2, "events were lost too rarely");
     met
 }
 
@@ -1110,7 +1138,8 @@ fn what_is_on_its_way_between_two_pools_is_moving() {
     const HELD: u64 = 20 * MIB;
     for bytes in [512, 300 << 10, 8 * MIB, HELD] {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
-        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(HELD));
+        let config =
+            Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(HELD));
         let gpu = Allocator::new(sim.clone(), config).unwrap();
         let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         drop(gpu.alloc(HELD, &s).unwrap());

@@ -11,8 +11,7 @@ mod trace_codec;
 #[path = "../../fuzz/src/trace_import.rs"]
 mod trace_import;
 
-// For the code that is made there once (`millpond_testkit::compiled`).
-use millpond_testkit as _;
+use millpond_testkit::effort::ordinary_or_full;
 use std::path::Path;
 
 fn each_seed(target: &str, run: fn(&[u8])) {
@@ -32,13 +31,13 @@ fn heap_ops_seeds() {
     each_seed("heap_ops", heap_ops::run);
 }
 
-/// Each seed with every combination of options; the device has another temper with each policy and mode.
+/// Each seed with every combination of options, in an ordinary run with every fifth; the device has another temper with each policy and mode.
 #[test]
 fn stream_ops_seeds() {
     each_seed("stream_ops", |data| {
         let program = millpond_replay::from_fuzz(&data[2..]);
         for (low, schedule) in (0..).zip([0, 64, 97, 98]) {
-            for high in (0..=0xFF).step_by(4) {
+            for high in (0..=0xFF).step_by(4).step_by(ordinary_or_full(5, 1)) {
                 stream_ops::run_with(schedule, high | low, &program);
             }
         }

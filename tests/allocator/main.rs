@@ -1,17 +1,23 @@
 //! The allocator on the simulated device: what callers see, behaviour by behaviour. One binary, so that the allocator is compiled
 //! for that device once.
 
-mod corners;
+mod edges;
 mod fast_path;
 mod faults;
 mod figures;
 mod fuzz_seeds;
+mod holds;
 mod lifetimes;
+mod limits;
+mod moves;
+mod options_and_refusals;
 mod out_of_memory;
 mod parity;
 mod peaks;
+mod price;
 mod report_pieces;
-mod rows_allocator;
+mod requirements;
+mod sharing;
 mod stream_order;
 mod windows;
 

@@ -96,10 +96,10 @@ fn crumbs_are_fragmentation() {
 #[test]
 fn what_a_trim_would_bring() {
     // The callback is called when the request is about to fail: its facts are what it can do something about.
-    let told: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
-    let tell = Arc::clone(&told);
+    let reported: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
+    let sink = Arc::clone(&reported);
     let config = Config::default().growth(Growth::Exact).reuse(Reuse::Never).on_out_of_memory(move |facts| {
-        tell.lock().unwrap().push(facts.clone());
+        sink.lock().unwrap().push(facts.clone());
         false
     });
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
@@ -114,7 +114,7 @@ fn what_a_trim_would_bring() {
     drop(idle);
     let refused = facts(gpu.alloc(90 * MIB, &t));
     assert_eq!(refused.trim_would_free, 60 * MIB);
-    assert_eq!(told.lock().unwrap().last().unwrap().trim_would_free, 60 * MIB);
+    assert_eq!(reported.lock().unwrap().last().unwrap().trim_would_free, 60 * MIB);
     if refused.tried.contains(&"trim") {
         assert_not_advised(&refused, &["trim("]);
     } else {
@@ -219,7 +219,7 @@ fn advice_follows_from_the_facts() {
         The request alone is above the limit of 64.0 MiB: raise the limit (set_limit, MILLPOND_LIMIT) or ask for less.
         The request alone is above the device's memory of 1.00 GiB: ask for less.
         31.0 MiB of the limit of 64.0 MiB are live, the largest part 30.0 MiB on stream S (alloc_named gives allocations a name): free something, or raise the limit (set_limit, MILLPOND_LIMIT).
-        60.0 MiB lie in segments that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.
+        60.0 MiB lie in segments or handles that are wholly free: trim() gives them back once the work queued on them is complete (it may wait for the device), and then the request fits.
         A run of 60.0 MiB is free on stream T, whose work on it is not over: wait for that stream, for longer than bounded_wait, or allocate there.
         A run of 60.0 MiB is free on stream T, and Reuse::Never keeps it there: allocate there, or let streams reuse each other's memory.
         A run of 60.0 MiB is free on stream S but does not serve this request: exact_fit stands in the way, or it was freed just now; ask again, or without exact_fit.
@@ -436,7 +436,7 @@ fn what_is_in_flight_makes_room_behind_a_trim() {
 
 /// Pinned memory is of two kinds, and what is free of the one does not serve the other.
 #[test]
-fn pinned_memory_of_the_other_kind_is_told() {
+fn pinned_memory_of_the_other_kind_is_reported() {
     let config = Config::default().pinned_limit(64 * MIB).bounded_wait(Duration::from_millis(5));
     let gpu = Allocator::new(Sim::new(GIB), config).unwrap();
     let (a, b) = (gpu.alloc_pinned(60 * MIB).unwrap(), gpu.alloc_pinned(MIB).unwrap());

@@ -1,4 +1,4 @@
-//! What the tests of another well-known pool demand, as behaviour to match (the rows 7 of `tests/architecture/requirements.rs`), on the simulated device. Where
+//! What the tests of another well-known pool demand, as behaviour to match (requirements 7.1 and following of `tests/architecture/requirements.rs`), on the simulated device. Where
 //! we differ on purpose, the test says so.
 
 #![allow(clippy::many_single_char_names, reason = "a, b are streams and x, y blocks throughout")]
@@ -10,7 +10,7 @@ use millpond_sim::Sim;
 use millpond_testkit::dice::Dice;
 use millpond_testkit::rig::{all_clean, late, on, write};
 
-/// The other pool's ways: exactly what is asked from the device, nothing shared between streams.
+/// The other pool's policy: segments of exactly the requested size, nothing shared between streams.
 fn parity() -> Config {
     Config::default().growth(Growth::Exact).reuse(Reuse::Never)
 }

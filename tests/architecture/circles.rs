@@ -77,11 +77,12 @@ fn named(module: &[String], source: &str) -> Vec<Vec<String>> {
 }
 
 /// The files that each file imports. The first file of a folder, `mod.rs` or `lib.rs`, stands for what it re-exports: whoever names it
-/// depends on all of it, so it is no file of its own here, and the path behind it counts as far as it leads.
-fn arrows(files: &[PathBuf], root: &Path) -> Vec<Vec<usize>> {
+/// depends on all of it, so it is no file of its own here, and the path behind it counts as far as it leads. For imports between folders
+/// it counts as a file of its folder, and only `lib.rs` is none.
+fn arrows(files: &[PathBuf], root: &Path, between_folders: bool) -> Vec<Vec<usize>> {
     let modules: BTreeMap<Vec<String>, usize> =
         files.iter().enumerate().map(|(i, f)| (module_of(f, root), i)).collect();
-    let first = |i: usize| files[i].ends_with("mod.rs") || files[i].ends_with("lib.rs");
+    let first = |i: usize| files[i].ends_with("lib.rs") || files[i].ends_with("mod.rs") && !between_folders;
     files
         .iter()
         .enumerate()
@@ -102,15 +103,15 @@ fn arrows(files: &[PathBuf], root: &Path) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// The files of a folder that import each other: who, and whom.
+/// The imports between files, those of a folder's first file among them: who, and whom.
 pub(crate) fn imports<'a>(files: &'a [PathBuf], root: &Path) -> Vec<(&'a PathBuf, &'a PathBuf)> {
-    let named = arrows(files, root).into_iter().enumerate();
+    let named = arrows(files, root, true).into_iter().enumerate();
     named.flat_map(|(from, to)| to.into_iter().map(move |to| (&files[from], &files[to]))).collect()
 }
 
 /// Every set of two and more files that reach each other, the largest first.
 pub(crate) fn circles(files: &[PathBuf], root: &Path) -> Vec<Vec<PathBuf>> {
-    let arrows = arrows(files, root);
+    let arrows = arrows(files, root, false);
     let reached = |from: usize| {
         let (mut seen, mut todo) = (vec![false; files.len()], arrows[from].clone());
         while let Some(at) = todo.pop() {

@@ -50,7 +50,7 @@ enum Evidence {
     Suite(&'static str),
     /// A program of tests/refused/ui that must not compile, beside one that does: its name.
     Refused(&'static str),
-    /// A program, as a rule for a machine with a GPU, that reports the row's figures: its file, in Rust or Python, and the
+    /// A program, as a rule for a machine with a GPU, that reports the requirement's figures: its file, in Rust or Python, and the
     /// function of it that does or, of a document, its words.
     Bench(&'static str, &'static str),
     /// A sentence that stands in DESIGN.md, README.md or docs, in one line or broken over several.
@@ -64,7 +64,7 @@ enum Evidence {
 const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 
 /// Where the tests of requirements at allocator level are.
-const ALLOCATOR: &str = "tests/allocator/rows_allocator.rs";
+const ALLOCATOR: &str = "tests/allocator/requirements.rs";
 
 /// Where the heap is held against a naive one.
 const HEAP: &str = "core/tests/heap_model.rs";
@@ -72,8 +72,11 @@ const HEAP: &str = "core/tests/heap_model.rs";
 /// Where the tests of requirements about copies are.
 const TRANSFERS: &str = "tests/arrays/transfers.rs";
 
+/// Where PyTorch's programs are measured, on its own allocators and on ours.
+const TORCH: &str = "plug/gpu/footprint_programs.py";
+
 /// Where the articles' and the tutorial's programs are measured.
-const OVERLAP: &str = "examples/gpu_transfers/overlap.rs";
+const OVERLAP: &str = "benches/gpu/gpu_transfers/overlap.rs";
 
 /// Where what others' tests demand is tested.
 const PARITY: &str = "tests/allocator/parity.rs";
@@ -199,9 +202,9 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         Articles,
         "warm up before measuring",
         &[
-            Bench("examples/gpu_transfers/bench.rs", "new"),
+            Bench("benches/gpu/gpu_transfers/bench.rs", "new"),
             Bench(OVERLAP, "both_ways"),
-            Bench("examples/gpu_bench.rs", "warm_up"),
+            Bench("benches/gpu/gpu_bench.rs", "warm_up"),
             Bench("benches/traces.rs", "replay"),
         ],
     ),
@@ -226,7 +229,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "T1",
         Talk,
         "what a plain allocation costs against a cached one",
-        &[Bench("examples/gpu_rows.rs", "plain_against_cached")],
+        &[Bench("benches/gpu/gpu_costs.rs", "plain_against_cached")],
     ),
     ("T2", Talk, "the old pool: exact sizes only, as a baseline", &[Suite("t02_exact_fit_baseline")]),
     (
@@ -264,7 +267,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "both copy directions and a kernel at the same time",
         &[
             Test(TRANSFERS, "t09_both_copies_and_a_kernel_at_once"),
-            Bench("examples/gpu_transfers/three_ways.rs", "at_once"),
+            Bench("benches/gpu/gpu_transfers/three_ways.rs", "at_once"),
         ],
     ),
     (
@@ -295,7 +298,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         &[
             Test(ALLOCATOR, "t13_cross_stream_reclaim"),
             Suite("an_ordered_stream_gets_the_bytes"),
-            Bench("examples/gpu_rows.rs", "cross_stream_reclaim"),
+            Bench("benches/gpu/gpu_costs.rs", "cross_stream_reclaim"),
             Bench("benches/peers/t13.py", "with_cupy"),
             Bench("benches/peers/t13.py", "with_torch"),
         ],
@@ -304,13 +307,13 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "T14",
         Talk,
         "freeing in a stream callback against an event",
-        &[Bench("examples/gpu_rows.rs", "callback_vs_event")],
+        &[Bench("benches/gpu/gpu_costs.rs", "callback_vs_event")],
     ),
     (
         "T15",
         Talk,
         "the stream of an allocation and of a launch is named",
-        &[Test(WALLS, "t15_no_stream_is_kept_where_nobody_named_it")],
+        &[Test(WALLS, "t15_no_stream_is_kept_where_no_call_named_it")],
     ),
     (
         "T16",
@@ -335,7 +338,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "P1",
         Tutorial,
         "pageable sources go through a staging buffer",
-        &[Bench("examples/gpu_transfers/rates.rs", "pageable")],
+        &[Bench("benches/gpu/gpu_transfers/rates.rs", "pageable")],
     ),
     (
         "P2",
@@ -397,7 +400,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "pinned memory has a cap, and an error above it",
         &[Suite("p15_a_pinned_limit_refuses_and_recovers")],
     ),
-    ("P16", Tutorial, "cores, load, memory, copy engines and link, told", &[Owed("doctor")]),
+    ("P16", Tutorial, "cores, load, memory, copy engines and link, reported", &[Owed("doctor")]),
     (
         "P17",
         Tutorial,
@@ -407,7 +410,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
     ("P18", Tutorial, "figures of our own", &[Bench("benches/RESULTS.md", "## On an H200")]),
     ("G1", Issue, "wait for a batch, start copying the next, train", &[Owed("feeding")]),
     ("G2", Issue, "the same one after the other leaves the device idle", &[Owed("feeding")]),
-    ("G3", Issue, "a prefetcher that always holds a batch blocks nobody's trim", &[Owed("feeding")]),
+    ("G3", Issue, "a prefetcher that always holds a batch blocks no trim", &[Owed("feeding")]),
     (
         "G4",
         Issue,
@@ -521,7 +524,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
             Suite("a_capturing_stream_copies_nothing"),
             Suite("a_capturing_stream_gets_no_kernel"),
             Test("tests/cudarc_types.rs", "a_capturing_stream_gets_no_address"),
-            Suite("somebody_elses_capture_survives_the_allocator"),
+            Suite("a_capture_by_other_code_survives_the_allocator"),
         ],
     ),
     (
@@ -677,7 +680,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "D7",
         Demonstrations,
         "a pinned request takes what was asked",
-        &[Test(TRANSFERS, "d07_a_pinned_request_takes_what_was_asked")],
+        &[Test(TRANSFERS, "d07_a_pinned_request_takes_what_was_requested")],
     ),
     (
         "D8",
@@ -689,10 +692,15 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "D9",
         Demonstrations,
         "a large request fits where every other piece was freed",
-        &[Owed("virtual memory")],
+        &[Bench(TORCH, "every_other")],
     ),
-    ("D10", Demonstrations, "giving memory back waits for nobody's kernel", &[Owed("virtual memory")]),
-    ("D11", Demonstrations, "least memory of all on varying lengths", &[Owed("virtual memory")]),
+    (
+        "D10",
+        Demonstrations,
+        "giving memory back waits for no other kernel",
+        &[Bench(TORCH, "beside_a_kernel")],
+    ),
+    ("D11", Demonstrations, "least memory of all on varying lengths", &[Bench(TORCH, "lengths")]),
     ("D12", Demonstrations, "a fed training loop against the bound with no loading", &[Owed("feeding")]),
     ("D13", Demonstrations, "staged copies against copies from pinned memory", &[Owed("feeding")]),
 ];
@@ -752,7 +760,7 @@ fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// What a row's evidence is called, and what is wrong with it.
+/// What a requirement's evidence is called, and what is wrong with it.
 fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
     let exists = |file: &str| root().join(file).exists();
     match evidence {
@@ -841,7 +849,11 @@ fn nothing_is_owed_to_a_room_that_is_there() {
         .flat_map(|r| r.3)
         .filter_map(|e| if let Owed(part) = e { Some(*part) } else { None });
     let owed: BTreeSet<&str> = owed.collect();
-    assert_eq!(owed, LATER.iter().copied().collect(), "the parts that are left are those that rows wait for");
+    assert_eq!(
+        owed,
+        LATER.iter().copied().collect(),
+        "the parts that are left are those that requirements wait for"
+    );
     let built: Vec<_> = LATER.iter().filter(|part| root().join("src").join(part).exists()).collect();
     assert!(built.is_empty(), "rooms that are there: {built:?}");
 }
@@ -857,7 +869,7 @@ fn what_is_pending_belongs_to_a_requirement() {
         })
         .collect();
     let strays: Vec<_> = PENDING.iter().filter(|p| !named.contains(*p)).collect();
-    assert!(strays.is_empty(), "pending, but in no row: {strays:?}");
+    assert!(strays.is_empty(), "pending, but in no requirement: {strays:?}");
 }
 
 #[test]
@@ -877,7 +889,7 @@ fn tests_are_named_after_their_requirements_and_stand_for_one_each() {
             (key, number) => format!("{}{:02}_", key.to_lowercase(), number.parse::<u32>().unwrap()),
         };
         assert!(name.starts_with(&prefix), "{id}: {name} should begin with {prefix}");
-        assert!(seen.insert(*name), "{id}: {name} stands for another row too");
+        assert!(seen.insert(*name), "{id}: {name} stands for another requirement too");
     }
 }
 

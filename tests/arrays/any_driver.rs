@@ -121,10 +121,10 @@ fn devices_meet_by_what_they_are() {
     assert!(matches!(gpus[0].alloc(1, &far), Err(Error::OtherAllocator { .. })));
     // A stream of another kind is no stream of this one's, and an event of it is none.
     let device = AnyDriver::new(sims[0].clone());
-    let stranger = AnyNative::new(7_u64);
+    let unknown_stream = AnyNative::new(7_u64);
     assert!(device.downcast_ref::<Sim>().is_some() && device.downcast_ref::<Null>().is_none());
-    assert!(stranger.downcast_ref::<u64>() == Some(&7) && !device.is_last_reference(&stranger));
-    let refused = gpus[0].adopt(stranger).unwrap_err();
+    assert!(unknown_stream.downcast_ref::<u64>() == Some(&7) && !device.is_last_reference(&unknown_stream));
+    let refused = gpus[0].adopt(unknown_stream).unwrap_err();
     assert!(matches!(&refused, Error::Driver(e) if e.kind == DriverErrorKind::InvalidHandle), "{refused}");
     drop((from, to, s, t));
     drop(gpus);

@@ -98,7 +98,7 @@ fn streams_are_found_by_their_numbers() {
     launch(&sim, &y, &again);
     again.synchronize().unwrap();
     drop((x, y, again));
-    assert!(any.stream_of(id).is_none(), "nobody holds it");
+    assert!(any.stream_of(id).is_none(), "it has no references");
     drop((typed, any, gpu));
     clean(&sim);
 }
@@ -107,28 +107,31 @@ fn streams_are_found_by_their_numbers() {
 fn strangers_are_refused_with_typed_errors() {
     let (sim, gpu, any) = device(Config::default());
     let null = Allocator::new(Null::default(), Config::default()).unwrap();
-    let stranger = null.erase().stream().unwrap();
+    let unknown_stream = null.erase().stream().unwrap();
     let s = any.stream().unwrap();
-    let foreign = |e: Error| matches!(e, Error::OtherAllocator { stream, .. } if stream == stranger.id());
-    assert!(foreign(any.alloc(KIB, &stranger).unwrap_err()));
-    assert!(foreign(any.alloc_aligned(KIB, 512, &stranger).unwrap_err()));
-    assert!(foreign(any.trim(Some(&stranger)).unwrap_err()));
-    assert!(foreign(s.wait_stream(&stranger).unwrap_err()));
+    let foreign =
+        |e: Error| matches!(e, Error::OtherAllocator { stream, .. } if stream == unknown_stream.id());
+    assert!(foreign(any.alloc(KIB, &unknown_stream).unwrap_err()));
+    assert!(foreign(any.alloc_aligned(KIB, 512, &unknown_stream).unwrap_err()));
+    assert!(foreign(any.trim(Some(&unknown_stream)).unwrap_err()));
+    assert!(foreign(s.wait_stream(&unknown_stream).unwrap_err()));
     let x = any.alloc(KIB, &s).unwrap();
-    assert!(foreign(x.record_use(&stranger).unwrap_err()));
-    assert!(foreign(x.share_with(&stranger).unwrap_err()));
+    assert!(foreign(x.record_use(&unknown_stream).unwrap_err()));
+    assert!(foreign(x.share_with(&unknown_stream).unwrap_err()));
     // Another device of the same kind.
     let (_, _, other) = device(Config::default());
     let elsewhere = other.stream().unwrap();
     assert!(x.record_use(&elsewhere).is_err() && any.alloc(KIB, &elsewhere).is_err());
     assert!(matches!(any.alloc_aligned(KIB, 3, &s).unwrap_err(), Error::BadAlignment { requested: 3, .. }));
     assert_eq!(format!("{:?}", any.alloc(0, &s).unwrap()), "AnyAllocation(empty)");
-    assert!(stranger.downcast_ref::<Sim>().is_none() && stranger.downcast_ref::<Null>().is_some());
+    assert!(
+        unknown_stream.downcast_ref::<Sim>().is_none() && unknown_stream.downcast_ref::<Null>().is_some()
+    );
     let x = x.into_allocation::<Null>().unwrap_err();
     // With its type again it can be an array.
     let array = DeviceArray::<u32, _>::from_allocation(x.into_allocation::<Sim>().unwrap(), 256).unwrap();
     assert_eq!(array.len(), 256);
-    drop((array, s, any, gpu, stranger, elsewhere));
+    drop((array, s, any, gpu, unknown_stream, elsewhere));
     clean(&sim);
 }
 
@@ -237,10 +240,10 @@ fn memory_outlives_its_wrappers() {
 }
 
 #[test]
-fn a_log_tells_each_call_in_order_and_drops_afterwards() {
+fn a_log_has_each_call_in_order_and_drops_afterwards() {
     let (sim, gpu, any) = device(Config::default());
-    let told = Arc::new(Mutex::new(Vec::<(u64, Call)>::new()));
-    let sink = Arc::clone(&told);
+    let logged_calls = Arc::new(Mutex::new(Vec::<(u64, Call)>::new()));
+    let sink = Arc::clone(&logged_calls);
     let logged = Logged::new(any, move |number, call| sink.lock().unwrap().push((number, call.clone())));
     let (s, t) = (logged.stream().unwrap(), logged.stream().unwrap());
     let x = logged.alloc(KIB, &s).unwrap();
@@ -248,15 +251,15 @@ fn a_log_tells_each_call_in_order_and_drops_afterwards() {
     assert!(matches!(logged.alloc(1 << 50, &s), Err(Error::TooLarge { .. })));
     x.share_with(&t).unwrap();
     drop(x);
-    assert_eq!(told.lock().unwrap().len(), 2, "a drop runs no user code");
+    assert_eq!(logged_calls.lock().unwrap().len(), 2, "a drop runs no user code");
     logged.synchronize().unwrap();
     let trimmed = logged.trim(None).unwrap();
     logged.set_limit(Limit::None).unwrap();
     drop(logged.alloc_aligned(KIB, 1024, &s).unwrap());
-    logged.tell();
-    let told = std::mem::take(&mut *told.lock().unwrap());
-    assert!(told.iter().map(|(number, _)| *number).eq(0..9), "{told:?}");
-    let calls: Vec<Call> = told.into_iter().map(|(_, call)| call).collect();
+    logged.deliver();
+    let logged_calls = std::mem::take(&mut *logged_calls.lock().unwrap());
+    assert!(logged_calls.iter().map(|(number, _)| *number).eq(0..9), "{logged_calls:?}");
+    let calls: Vec<Call> = logged_calls.into_iter().map(|(_, call)| call).collect();
     assert_eq!(calls[0], Call::Allocated(facts));
     assert!(
         matches!(&calls[1], Call::Refused { bytes, stream, .. } if (*bytes, *stream) == (1 << 50, s.id()))
@@ -363,8 +366,8 @@ fn c03_the_allocator_of_a_scope() {
 #[test]
 fn a_log_says_what_it_lost() {
     let (sim, gpu, any) = device(Config::default());
-    let told = Arc::new(Mutex::new(Vec::<(u64, Call)>::new()));
-    let sink = Arc::clone(&told);
+    let logged_calls = Arc::new(Mutex::new(Vec::<(u64, Call)>::new()));
+    let sink = Arc::clone(&logged_calls);
     let logged = Logged::new(any, move |number, call| sink.lock().unwrap().push((number, call.clone())));
     let s = logged.stream().unwrap();
     let blocks: Vec<_> = (0..70_000).map(|_| logged.alloc(KIB, &s).unwrap()).collect();
@@ -373,13 +376,13 @@ fn a_log_says_what_it_lost() {
     let lost = 70_000 - 65_536;
     assert_eq!(logged.lost(), lost);
     logged.synchronize().unwrap();
-    let told = std::mem::take(&mut *told.lock().unwrap());
+    let logged_calls = std::mem::take(&mut *logged_calls.lock().unwrap());
     // The push of the call that tells takes one more's place.
-    assert_eq!(told[70_000], (70_000, Call::Lost(lost + 1)));
-    assert_eq!(told[70_000].1.to_string(), "lost 4465 calls: too many were kept before they were told");
-    assert_eq!(told[70_001].0, 70_000 + lost + 1);
-    assert_eq!(told.last(), Some(&(140_000, Call::Synchronized)));
-    assert_eq!((told.len(), logged.lost()), (70_001 + 65_536, lost + 1));
+    assert_eq!(logged_calls[70_000], (70_000, Call::Lost(lost + 1)));
+    assert_eq!(logged_calls[70_000].1.to_string(), "lost 4465 calls: more were stored than fit");
+    assert_eq!(logged_calls[70_001].0, 70_000 + lost + 1);
+    assert_eq!(logged_calls.last(), Some(&(140_000, Call::Synchronized)));
+    assert_eq!((logged_calls.len(), logged.lost()), (70_001 + 65_536, lost + 1));
     drop((s, logged, gpu));
     clean(&sim);
 }

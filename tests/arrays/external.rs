@@ -64,11 +64,11 @@ fn device(config: Config) -> (Sim, Allocator<Sim>, Library) {
     (sim.clone(), Allocator::new(sim, config).unwrap(), library)
 }
 
-#[allow(unsafe_code, reason = "the library's block lives as long as its guard, and nobody else uses it")]
+#[allow(unsafe_code, reason = "the library's block lives as long as its guard, and no other code uses it")]
 fn brought_in(library: &Library, stream: &Stream<Sim>) -> DeviceArray<u32, Sim> {
     let (memory, guard) = library.guard();
     // SAFETY: as said.
-    unsafe { DeviceArray::from_external(memory, 1024, stream, guard) }.map_err(|(_, e)| e).unwrap()
+    unsafe { DeviceArray::from_external(memory, 1024, guard, stream) }.map_err(|(_, e)| e).unwrap()
 }
 
 /// C5: external memory is an array, of whose owner the device is sure to be done when it is dropped.
@@ -135,7 +135,7 @@ fn the_owner_outlives_every_use() {
 
 /// A drop beside which nothing is pending drops the owner at once.
 #[test]
-fn an_owner_that_nobody_uses_goes_at_once() {
+fn an_unused_owner_goes_at_once() {
     let (sim, gpu, library) = device(Config::default());
     let s = gpu.stream().unwrap();
     let mut x = brought_in(&library, &s);
@@ -305,7 +305,7 @@ fn a_request_is_served_from_what_owners_held() {
         let theirs = sim.allocate(48 * MIB).unwrap();
         let memory = ExternalMemory { address: theirs.addr(), bytes: 48 * MIB, device: DeviceId(0) };
         // SAFETY: the range is the driver's, and the array's alone.
-        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, 1024, s, theirs) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, 1024, theirs, s) };
         let mut x = made.map_err(|(_, e)| e).unwrap();
         x.fill_bytes(1, s).unwrap();
         drop(x);
@@ -330,7 +330,7 @@ fn a_request_is_served_from_what_owners_held() {
                 // Not known complete until a query.
                 sim.run_until_idle();
                 if deterministic {
-                    assert!(gpu.alloc(32 * MIB, &t).is_err(), "it asks nobody");
+                    assert!(gpu.alloc(32 * MIB, &t).is_err(), "it queries nothing");
                     s.synchronize().unwrap();
                 }
             }
@@ -371,7 +371,7 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     let refused = |memory: ExternalMemory, elements: usize| {
         let owner = String::from("the owner");
         // SAFETY: refused before it is used.
-        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, elements, &s, owner) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, elements, owner, &s) };
         let (owner, error) = made.expect_err("it is refused");
         assert_eq!(owner, "the owner");
         error
@@ -403,7 +403,7 @@ fn what_is_no_memory_is_refused_with_its_owner() {
     let memory = at(range.addr().0, 4096);
     // SAFETY: the range is the driver's, and the array's alone.
     let x =
-        unsafe { DeviceArray::<u32, _>::from_external(memory, 16, &s, range) }.map_err(|(_, e)| e).unwrap();
+        unsafe { DeviceArray::<u32, _>::from_external(memory, 16, range, &s) }.map_err(|(_, e)| e).unwrap();
     let t = other.stream().unwrap();
     // Another world with a device of the same number, as another context of the device is.
     let error = x.record_use(&t).unwrap_err();
@@ -427,11 +427,11 @@ fn a_whole_write_at_home_ends_what_others_did() {
         s.wait_stream(&library.stream).unwrap();
         #[allow(
             unsafe_code,
-            reason = "the library's block lives as long as its guard, and nobody else uses it"
+            reason = "the library's block lives as long as its guard, and no other code uses it"
         )]
         // SAFETY: as said.
         let mut x: DeviceArray<u32, Sim> =
-            unsafe { DeviceArray::from_external(memory, 1024, &s, guard) }.map_err(|(_, e)| e).unwrap();
+            unsafe { DeviceArray::from_external(memory, 1024, guard, &s) }.map_err(|(_, e)| e).unwrap();
         kernel::fill(&mut x.view_mut(), round, &t).unwrap();
         x.fill_bytes(7, &s).unwrap();
         kernel::fill(&mut x.slice_mut(..100), round, &t).unwrap();

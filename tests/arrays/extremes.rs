@@ -414,8 +414,8 @@ proptest! {
                     let _ = facts.to_string();
                     prop_assert!(bytes > 0 && rounded <= i128::from(MOST));
                     prop_assert!(rounded + skips > i128::from(DEVICE), "{} at {}: {}", bytes, align, facts);
-                    let told = (i128::from(facts.rounded), i128::from(facts.needed));
-                    prop_assert_eq!(told, (rounded, rounded + skips));
+                    let reported = (i128::from(facts.rounded), i128::from(facts.needed));
+                    prop_assert_eq!(reported, (rounded, rounded + skips));
                 }
                 Err(other) => prop_assert!(false, "{}", other),
             }
@@ -458,7 +458,7 @@ proptest! {
 
 /// The words of what is too long say no more than is so.
 #[test]
-fn what_is_too_long_is_told_as_it_is() {
+fn what_is_too_long_is_printed_as_it_is() {
     let gpu = Allocator::new(Sim::new(GIB), Config::default()).unwrap();
     let s = gpu.stream().unwrap();
     let said = [

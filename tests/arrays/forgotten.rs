@@ -4,7 +4,7 @@ use millpond::units::GIB;
 use millpond::{Allocator, Config, Error};
 use millpond_sim::{Schedule, Sim};
 
-/// An array at home on a thread's default stream, with guards that are forgotten there, goes to another thread, where nobody can mark that
+/// An array at home on a thread's default stream, with guards that are forgotten there, goes to another thread, which cannot mark that
 /// stream: what is done with it on another stream is refused until the program synchronises. It was refused behind each synchronise again.
 #[test]
 fn what_was_forgotten_at_home_is_over_behind_a_refusal_and_a_synchronise() {

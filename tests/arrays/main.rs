@@ -10,6 +10,7 @@ mod forgotten;
 mod mistakes;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod operations;
+mod readme;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod safe_calls;
 mod transfers;

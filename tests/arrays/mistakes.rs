@@ -23,7 +23,7 @@ enum Mistake {
     /// Memory is brought in on a stream that does not come after what was done with it.
     BroughtIn,
     /// An array is dropped while a kernel that was not declared uses it.
-    Untold,
+    Unrecorded,
 }
 
 /// Choices from a seed.
@@ -93,21 +93,21 @@ impl Program {
 
     /// A kernel of the program's own, on its own stream; all that it knows of it are its waits.
     fn own_kernel(&mut self, what: usize) {
-        let (writes, told) = (self.dice.below(2) == 0, self.dice.below(2) == 0);
+        let (writes, recorded) = (self.dice.below(2) == 0, self.dice.below(2) == 0);
         let x = &self.arrays[what];
         let forgets = |mistake| self.mistake == mistake;
-        if forgets(Mistake::Untold) && x.id().is_some() {
+        if forgets(Mistake::Unrecorded) && x.id().is_some() {
             x.wait_on(&self.side).unwrap();
             self.launch(what, writes);
             return drop(self.arrays.swap_remove(what));
         }
         // If it is declared, the library orders what comes later; otherwise the program does.
-        if told && !forgets(Mistake::Behind) {
+        if recorded && !forgets(Mistake::Behind) {
             x.record_use(&self.side).unwrap();
         }
         if forgets(Mistake::Behind) {
             // By `wait_on`, or by itself: the library knows the kernel in neither case.
-            if told {
+            if recorded {
                 x.wait_on(&self.side).unwrap();
             }
             self.streams.iter().for_each(|s| self.side.wait_stream(s).unwrap());
@@ -142,7 +142,7 @@ impl Program {
         let block = x.into_allocation().expect("ours");
         let memory = ExternalMemory { address: block.address(), bytes: LEN as u64, device: DeviceId(0) };
         // SAFETY: the range is the block's, which owns it; what is queued in no order is judged, and touches no memory of the process.
-        let made = unsafe { DeviceArray::from_external(memory, LEN, s, block) };
+        let made = unsafe { DeviceArray::from_external(memory, LEN, block, s) };
         self.arrays.push(made.map_err(|(_, e)| e).unwrap());
     }
 }
@@ -164,7 +164,7 @@ fn found(seed: u64, mistake: Mistake) -> Vec<Violation> {
 
 #[test]
 fn a_programs_own_mistakes_are_laid_to_its_own_charge() {
-    for mistake in [Mistake::Before, Mistake::Behind, Mistake::BroughtIn, Mistake::Untold] {
+    for mistake in [Mistake::Before, Mistake::Behind, Mistake::BroughtIn, Mistake::Unrecorded] {
         let mut convicted = 0;
         for seed in 0..100 {
             let found = found(seed, mistake);

@@ -1,4 +1,4 @@
-//! Copies on the simulated device, under its oracle and in its virtual time: the rows of others' texts about copies, and
+//! Copies on the simulated device, under its oracle and in its virtual time: the requirements about copies, and
 //! copies between devices. What holds on every device is in `testkit/src/suite/transfers.rs`.
 
 #![allow(clippy::many_single_char_names, reason = "s, t are streams; x, y, z arrays")]
@@ -210,7 +210,7 @@ fn t09_both_copies_and_a_kernel_at_once() {
     // 256 MiB take 4.84 ms over the bus.
     let time = sim.device_time().saturating_sub(start).as_secs_f64();
     assert!(time < 0.006, "{time} s, not three times as long");
-    assert_eq!(all_needed(&sim), 0, "three streams that share nothing wait for nobody");
+    assert_eq!(all_needed(&sim), 0, "three streams that share nothing wait for no other");
     drop((sent, back));
 }
 
@@ -241,7 +241,7 @@ fn p02(copies: u64, n: usize) {
 }
 
 /// P7: the tutorial's array, smaller here: its data exist for the program only behind the wait. All of it, 100 × 999,999
-/// doubles whose mean is 500,000, is D4's in testkit/src/suite/rows.rs where a peer is shown beside; that an early read does not
+/// doubles whose mean is 500,000, is D4's in testkit/src/suite/requirements.rs where a peer is shown beside; that an early read does not
 /// compile is in tests/refused/ui.
 #[test]
 fn p07_data_of_a_copy_to_the_host_come_behind_the_wait() {
@@ -432,14 +432,14 @@ fn h02_a_peer_copy_is_ordered_whatever_fails() {
     let (copied, calls) = run(&[]);
     copied.unwrap();
     assert!(calls >= 5, "{calls} calls: a record, a wait, the copy, a record, a wait");
-    let mut told = 0;
+    let mut refused = 0;
     for first in 1..=calls {
-        told += u64::from(run(&[first]).0.is_err());
+        refused += u64::from(run(&[first]).0.is_err());
         for second in first + 1..=calls + 2 {
             drop(run(&[first, second]).0);
         }
     } // All but the marker behind everything: without it a stamp says as much.
-    assert!((5..calls).contains(&told), "{told} of {calls} failures were told");
+    assert!((5..calls).contains(&refused), "{refused} of {calls} failures were returned");
 }
 
 /// H2 with the driver panicking behind each of the copy's calls: what the target is given next comes after the copy, if there was one.
@@ -543,7 +543,7 @@ fn d03(rounds: u8, n: usize) {
 
 /// D7: pinned memory takes what is asked, with no rounding to a power of two.
 #[test]
-fn d07_a_pinned_request_takes_what_was_asked() {
+fn d07_a_pinned_request_takes_what_was_requested() {
     let gpu = Allocator::new(Sim::new(GIB).contents(false), Config::default()).unwrap();
     let _a = gpu.alloc_pinned(130 * MIB + 1).unwrap();
     assert_eq!(gpu.report().pinned.unwrap().reserved, 132 * MIB);
@@ -574,7 +574,7 @@ fn d08(copies: usize) {
     sim.verdict().unwrap();
 }
 
-/// The tests again, for `tests/soak.rs`, which runs each for ever: with as many elements and repetitions as still show the row.
+/// The tests again, for `tests/soak.rs`, which runs each for ever: with as many elements and repetitions as still show the requirement.
 #[allow(dead_code, unreachable_pub, reason = "read by another test")]
 pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("s03_pinned_copies_overlap_a_kernel", s03_pinned_copies_overlap_a_kernel),
@@ -600,7 +600,7 @@ pub(crate) const AGAIN: &[(&str, fn())] = &[
     ("d02_an_array_dropped_under_a_reader", || d02(2, 100)),
     ("a_kept_source_goes_behind_a_wait_for_its_stream", a_kept_source_goes_behind_a_wait_for_its_stream),
     ("d03_a_stream_dropped_with_work_pending", || d03(4, 100)),
-    ("d07_a_pinned_request_takes_what_was_asked", d07_a_pinned_request_takes_what_was_asked),
+    ("d07_a_pinned_request_takes_what_was_requested", d07_a_pinned_request_takes_what_was_requested),
     ("d08_one_slow_stream_does_not_grow_the_pinned_pool", || d08(8)),
     (
         "a_scope_whose_marker_cannot_be_waited_for_waits_for_its_stream",

@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const LEN: usize = 64;
 
-/// A stream of somebody's, sevens on the device, and where the host wants them; and a stream that the allocator does not know, on which other code may capture.
+/// An adopted stream, sevens on the device, and where the host wants them; and a stream that the allocator does not know, on which other code may capture.
 struct World {
     sim: Sim,
     native: SimStream,
-    stranger: Option<SimStream>,
+    unknown_stream: Option<SimStream>,
     gpu: Allocator<Sim>,
     s: Stream<Sim>,
     x: DeviceArray<u32, Sim>,
@@ -28,15 +28,15 @@ impl World {
     fn new(captures: bool) -> World {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
         let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
-        let (native, stranger) = (sim.stream().unwrap(), captures.then(|| sim.stream().unwrap()));
+        let (native, unknown_stream) = (sim.stream().unwrap(), captures.then(|| sim.stream().unwrap()));
         let s = gpu.adopt(native.clone()).unwrap();
         let mut x = gpu.uninit(LEN, &s).unwrap();
         x.fill_bytes(7, &s).unwrap();
         let to = gpu.pinned_zeros(LEN).unwrap();
-        if let Some(stranger) = &stranger {
-            sim.begin_capture(stranger).unwrap();
+        if let Some(unknown_stream) = &unknown_stream {
+            sim.begin_capture(unknown_stream).unwrap();
         }
-        World { sim, native, stranger, gpu, s, x, to }
+        World { sim, native, unknown_stream, gpu, s, x, to }
     }
     /// A copy to borrowed memory; `before` is run behind the copy, and before the scope waits for it.
     fn scope(&mut self, before: impl FnOnce(&Sim)) -> Result<(), Error> {
@@ -52,12 +52,12 @@ impl World {
     #[track_caller]
     fn end(self, what: &str) {
         assert!(self.to.iter().all(|&v| v == 0x0707_0707), "{what}: the borrow ended before the copy");
-        let World { sim, native, stranger, gpu, s, x, to } = self;
+        let World { sim, native, unknown_stream, gpu, s, x, to } = self;
         sim.clear_faults();
-        if let Some(stranger) = &stranger {
-            sim.end_capture(stranger).unwrap_or_else(|e| panic!("{what}: the capture: {e}"));
+        if let Some(unknown_stream) = &unknown_stream {
+            sim.end_capture(unknown_stream).unwrap_or_else(|e| panic!("{what}: the capture: {e}"));
         }
-        drop((native, stranger, x, to, s, gpu));
+        drop((native, unknown_stream, x, to, s, gpu));
         sim.verdict().unwrap_or_else(|v| panic!("{what}: {v}"));
     }
 }
@@ -90,7 +90,7 @@ fn a_scope_that_cannot_be_waited_for_ends_no_capture() {
             }
         });
         assert_eq!(before[0], counted + 1, "the copy has its marker");
-        scoped.expect_err("the first failure is told");
+        scoped.expect_err("the first failure is returned");
         let mut made = calls.map(|call| w.made(call));
         made.iter_mut().zip(before).for_each(|(made, before)| *made -= before);
         // What fails is made too, by the count.
@@ -115,7 +115,7 @@ fn a_scope_whose_stream_captures_is_waited_for_beside_the_capture() {
 }
 
 /// Any one and any two of the driver calls that a scope's end makes fail, and any number from the first on, up to the last: the borrows end behind the
-/// copies, and what the end came to is told.
+/// copies, and the result of the end is returned.
 #[test]
 fn the_borrows_of_a_scope_end_behind_its_copies_whatever_fails() {
     let run = |failing: &[u64]| {
@@ -149,7 +149,7 @@ fn the_borrows_of_a_scope_end_behind_its_copies_whatever_fails() {
     assert!((4..12).contains(&first.len()), "{} calls fail before the device is waited for", first.len());
 }
 
-/// A driver call of the end panics behind its work: the borrows end behind the copies, and the panic is told.
+/// A driver call of the end panics behind its work: the borrows end behind the copies, and the panic goes on.
 #[test]
 fn the_borrows_of_a_scope_end_behind_its_copies_if_a_fallback_panics() {
     let calls = [
@@ -207,9 +207,9 @@ fn a_peer_copy_that_cannot_be_waited_for_ends_no_capture() {
     // Whether the device was waited for.
     let run = |more: u64, captures: bool| {
         let Peers { sims, gpus, on: [a, b, c], x, mut y } = Peers::new();
-        let stranger = sims[0].stream().unwrap();
+        let unknown_stream = sims[0].stream().unwrap();
         if captures {
-            sims[0].begin_capture(&stranger).unwrap();
+            sims[0].begin_capture(&unknown_stream).unwrap();
         }
         let fault = sims[0].clone();
         // The wait behind the copy and, from the wait for the source's stream on, so many calls.
@@ -229,10 +229,12 @@ fn a_peer_copy_that_cannot_be_waited_for_ends_no_capture() {
         let mut next = gpus[1].uninit::<u8>(MIB as usize, &c).unwrap();
         next.fill_bytes(3, &c).unwrap();
         if captures {
-            sims[0].end_capture(&stranger).unwrap_or_else(|e| panic!("{more} more fail: the capture: {e}"));
+            sims[0]
+                .end_capture(&unknown_stream)
+                .unwrap_or_else(|e| panic!("{more} more fail: the capture: {e}"));
         }
         assert!(next.to_vec(&c).unwrap().iter().all(|&v| v == 3), "{more} more fail: the next owner's bytes");
-        drop((x, next, gpus, a, b, c, stranger));
+        drop((x, next, gpus, a, b, c, unknown_stream));
         sims[0].verdict().unwrap_or_else(|v| panic!("{more} more fail: {v}"));
         device
     };
@@ -241,7 +243,7 @@ fn a_peer_copy_that_cannot_be_waited_for_ends_no_capture() {
     assert!((0..last).all(|more| !run(more, true)), "the device is waited for where nothing else is left");
 }
 
-/// What cannot be waited for in any way is the end of the process: the memory is about to be somebody else's.
+/// What cannot be waited for in any way is the end of the process: the memory is about to have another owner.
 #[test]
 fn a_scope_that_nothing_waits_for_ends_the_process() {
     const ABORTS: &str = "MILLPOND_TEST_ABORTS";
@@ -266,7 +268,7 @@ fn a_scope_that_nothing_waits_for_ends_the_process() {
 /// The driver panics in a copy between devices, and again in the wait for it or in what is tried in its place: the target's next owner comes behind the copy.
 #[test]
 fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
-    let mut told = 0;
+    let mut failures = 0;
     for (first, second, page) in (1..=6).flat_map(|first| {
         (first + 1..=8).flat_map(move |second| [false, true].map(|page| (first, second, page)))
     }) {
@@ -281,7 +283,7 @@ fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
             sims[0].panic_behind(Call::EventRecord, second);
         }
         let copied = catch_unwind(AssertUnwindSafe(|| y.copy_from_peer(&x, &a, &b)));
-        told += u64::from(copied.is_err());
+        failures += u64::from(copied.is_err());
         sims[0].clear_faults();
         drop(y);
         let mut y = gpus[1].uninit::<u8>(MIB as usize, &c).unwrap();
@@ -290,10 +292,10 @@ fn a_peer_copy_is_waited_for_though_the_driver_panics_twice() {
         drop((x, y));
         sims[0].verdict().unwrap_or_else(|v| panic!("{what}: {v}"));
     }
-    assert!(told > 4, "the driver panicked in {told} copies");
+    assert!(failures > 4, "the driver panicked in {failures} copies");
 }
 
-/// A closure that panics, whose scope's waits fail, over a driver that panics in what is tried then: the borrows end behind the copies, and the closure's panic is told.
+/// A closure that panics, whose scope's waits fail, over a driver that panics in what is tried then: the borrows end behind the copies, and the closure's panic goes on.
 #[test]
 fn a_scope_that_a_panic_ends_is_waited_for_though_the_driver_panics_too() {
     for calls in [&[Call::EventRecord][..], &[Call::EventRecord, Call::EventRecord]] {

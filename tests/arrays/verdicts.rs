@@ -252,31 +252,6 @@ fn many_violations_are_counted() {
     assert!(text.contains("allocation 7 (512 B)") && !text.contains("allocation 8 "), "{text}");
 }
 
-/// What README shows is what its program says when its wait is left out.
-#[test]
-fn the_readme_shows_a_verdict_as_it_is() {
-    let (sim, gpu) = device();
-    let (copy, work) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let batch = gpu.alloc(64 << 20, &copy).unwrap();
-    let load = line!() + 1;
-    sim.launch(copy.native(), Launch::new("load").writes(batch.address(), batch.len())).unwrap();
-    batch.record_use(&work).unwrap();
-    let train = line!() + 1;
-    sim.launch(work.native(), Launch::new("train").reads(batch.address(), batch.len())).unwrap();
-    drop(batch);
-    let _next = gpu.alloc(64 << 20, &copy).unwrap();
-
-    let readme = include_str!("../../README.md");
-    let blocks: Vec<&str> = readme.split("```").collect();
-    let program = blocks.iter().find(|b| b.contains("\"train\"")).expect("the program of allocations");
-    let lines: Vec<&str> = program.lines().skip(1).filter(|l| !l.contains("wait_stream")).collect();
-    let at = |what: &str| 1 + lines.iter().position(|l| l.contains(what)).expect("its line");
-    let text = verdict(&sim)
-        .replace(&format!("tests/arrays/verdicts.rs:{load}"), &format!("src/main.rs:{}", at("\"load\"")))
-        .replace(&format!("tests/arrays/verdicts.rs:{train}"), &format!("src/main.rs:{}", at("\"train\"")));
-    assert!(blocks.contains(&format!("text\n{text}\n").as_str()), "README does not show:\n{text}");
-}
-
 /// Streams have the same numbers wherever a person sees them.
 #[test]
 fn a_report_and_a_verdict_call_a_stream_the_same() {

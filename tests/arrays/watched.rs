@@ -49,8 +49,8 @@ fn an_array_is_within_the_limit_until_its_drop() {
 fn copies_and_kernels_are_ordered_and_seen() {
     let (sim, gpu) = device();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&told);
+    let logged_calls = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&logged_calls);
     let logged = Arc::new(Logged::new(gpu.erase(), move |_, call| sink.lock().unwrap().push(call.clone())));
     let counted = Arc::new(Counted::new(Arc::clone(&logged) as Arc<dyn GpuAlloc>));
     let part = Limited::new(Arc::clone(&counted) as Arc<dyn GpuAlloc>, 4 * KIB);
@@ -68,14 +68,14 @@ fn copies_and_kernels_are_ordered_and_seen() {
         assert_eq!(back.wait().unwrap()[..4], [7.0, f32::from(round), f32::from(round), 3.0]);
         drop(sent);
     }
-    logged.tell();
-    let told = std::mem::take(&mut *told.lock().unwrap());
-    for calls in told.chunks(4) {
+    logged.deliver();
+    let logged_calls = std::mem::take(&mut *logged_calls.lock().unwrap());
+    for calls in logged_calls.chunks(4) {
         let Call::Allocated(facts) = calls[0] else { panic!("{calls:?}") };
         let used = || Call::Used { what: facts, by: t.id() };
         assert_eq!(calls[1..], [used(), used(), Call::Freed(facts)]);
     }
-    assert_eq!((told.len(), counted.counts().bytes_live_peak), (16, 4 * KIB));
+    assert_eq!((logged_calls.len(), counted.counts().bytes_live_peak), (16, 4 * KIB));
     drop((part, counted, logged, s, t, gpu));
     clean(&sim);
 }

@@ -40,7 +40,7 @@ fn a_stream_of_another_context_of_the_same_device_is_refused() {
     let Some(rig) = rig() else { return };
     let Some(fake) = &rig.fake else { return };
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let device = result::device::get(0).expect("the device");
         let context = std::ptr::with_exposed_provenance_mut(fake.second_context(0) as usize);
         // SAFETY: made just now, and left to cudarc.
@@ -73,5 +73,5 @@ fn a_stream_of_another_context_of_the_same_device_is_refused() {
         drop((own, same, theirs));
         rig.ctx.bind_to_thread().expect("current");
     }
-    rig.clean();
+    rig.check_clean();
 }

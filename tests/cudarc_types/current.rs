@@ -19,7 +19,7 @@ fn with_nothing_or_another_current(body: impl Fn(Rig, &dyn Fn(&str)) -> Rig) {
         let rig = body(rig, &|what| assert_eq!(ctx::get_current().expect("asked"), wanted, "{what}"));
         drop(other);
         make_current(None);
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -42,7 +42,7 @@ fn apart<R: Send>(make: impl FnOnce() -> R + Send) -> R {
 #[test]
 fn aliases_slices_and_the_end_of_the_backend_leave_what_was_current() {
     with_nothing_or_another_current(|rig, stays| {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let home = gpu.stream().expect("a stream");
         drop(home.cudarc().expect("its alias"));
         stays("the first alias opens cudarc's context");
@@ -64,7 +64,7 @@ fn aliases_slices_and_the_end_of_the_backend_leave_what_was_current() {
 }
 
 #[test]
-fn the_last_reference_to_somebodys_context_leaves_what_was_current() {
+fn the_last_reference_to_another_owners_context_leaves_what_was_current() {
     with_nothing_or_another_current(|rig, stays| {
         let again = apart(|| CudaContext::new(0).expect("the same context"));
         let before = released(rig.fake.as_ref());
@@ -110,7 +110,7 @@ fn a_stream_that_is_not_adopted_leaves_what_was_current() {
 #[test]
 fn the_stream_of_no_bytes_leaves_what_was_current() {
     let Some(rig) = rig() else { return };
-    let gpu = rig.room_for(1);
+    let gpu = rig.allocator_for(1);
     let home = gpu.stream().expect("a stream");
     let none = gpu.uninit::<u32>(0, &home).expect("nothing");
     make_current(None);
@@ -122,7 +122,7 @@ fn the_stream_of_no_bytes_leaves_what_was_current() {
 #[test]
 fn the_stream_that_a_pool_keeps_leaves_what_was_current() {
     with_nothing_or_another_current(|rig, stays| {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let theirs = apart(|| rig.ctx.new_stream().expect("a stream"));
         let home = gpu.adopt(rig.cuda.adopt(theirs).expect("adopted")).expect("a pool");
         let array: Words = gpu.uninit(WORDS, &home).expect("an array");
@@ -145,7 +145,7 @@ fn a_context_that_went_while_it_was_current_harms_nothing() {
         return;
     }
     {
-        let gpu = rig.room_for(1);
+        let gpu = rig.allocator_for(1);
         let home = gpu.stream().expect("a stream");
         let theirs = home.cudarc().expect("its alias");
         let go = || drop(CudaContext::new(1).expect("the other device's context"));
@@ -162,5 +162,5 @@ fn a_context_that_went_while_it_was_current_harms_nothing() {
         go();
         gpu.synchronize().expect("at rest");
     }
-    rig.clean();
+    rig.check_clean();
 }

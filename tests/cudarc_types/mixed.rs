@@ -2,7 +2,7 @@
 //! between them; one thread, a fresh one for some calls, or two at once; captures or none; a driver that refuses calls now and then
 //! or not. Behind all of it every value is one that it can be, each capture lives, and nothing is left.
 //!
-//! 150 programs, or what `MILLPOND_CASES` says. And a program of each verb, in which each driver call fails, one a run.
+//! 150 programs in a full run, a third of them in an ordinary one, or what `MILLPOND_CASES` says. And a program of each verb, in which each driver call fails, one a run.
 
 use super::random::*;
 use super::world::{ARRAYS, Call, World};
@@ -18,7 +18,7 @@ use std::sync::Barrier;
 const CODES: [u32; 10] = [999, 2, 1, 801, 600, 900, 901, 905, 906, 907];
 
 /// What spares captures: where it fails they may end.
-const SPARING: [&str; 2] = ["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"];
+const CAPTURE_GUARDS: [&str; 2] = ["cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"];
 
 /// What orders streams, or shows what is over: where it fails the host waits, for the device if need be, which no capture survives.
 const ORDERS: &[&str] = MAY_FAIL.split_at(ORDERING).0;
@@ -103,11 +103,11 @@ impl Program {
         } else {
             call
         };
-        if self.captures { held(call, world.captured_on()) } else { unspoilt(call) }
+        if self.captures { held(call, world.captured_on()) } else { without_stored_error(call) }
     }
 
-    /// Makes a step's call, which may fail where a driver call does. What that left without a marker is as good as used by nobody knows
-    /// whom: where captures are expected it may be refused from then on, so that the program has all anew when nothing captures.
+    /// Makes a step's call, which may fail where a driver call does. What that left without a marker counts as used by an
+    /// unknown stream: where captures are expected it may be refused from then on, so that the program has all anew when nothing captures.
     fn make(&self, fake: &Fake, step: &Step, world: &mut World, unsettled: &mut bool) {
         let call = self.call(step, world);
         if *unsettled && !world.captures() {
@@ -225,13 +225,13 @@ fn attempt(
 ) -> (bool, Option<String>) {
     let all: &[&str] = if is_cudarcs(call) { &MAY_FAIL_OF_POOLS } else { &MAY_FAIL };
     let spared =
-        |name: &&str| captures && SPARING.contains(name) || world.captures() && ORDERS.contains(name);
+        |name: &&str| captures && CAPTURE_GUARDS.contains(name) || world.captures() && ORDERS.contains(name);
     let names: Vec<&str> = all.iter().copied().filter(|name| !spared(name)).collect();
     // All of them, or one.
     let names = if which == usize::MAX { &names[..] } else { &names[which % names.len()..][..1] };
     fake.fail_here(names, nth, code);
     // Returned, or a panic where no call can return it: a look at pinned elements.
-    let answer = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
+    let answer = catch_unwind(AssertUnwindSafe(|| world.attempt(without_stored_error(call))));
     let struck = fake.struck_here();
     fake.fail_here(&[], 0, 0);
     (matches!(answer, Ok(Ok(()))), struck)
@@ -242,10 +242,10 @@ fn is_clean(rig: Rig, second: Rig) {
     let planted = |code: u32| code == 400 || CODES.contains(&code);
     for rig in [&rig, &second] {
         let foreign: Vec<_> = rig.cuda.deferred().into_iter().filter(|e| !planted(e.code)).collect();
-        assert!(foreign.is_empty(), "nobody planted {foreign:?}");
+        assert!(foreign.is_empty(), "{foreign:?} was not planted");
     }
     drop(second);
-    rig.clean_but_for_errors();
+    rig.check_no_leaks();
 }
 
 #[test]
@@ -284,9 +284,9 @@ fn each_verb() -> Vec<Call> {
     use super::world::parts::{Part, Span};
     let part = |what| Call::Part { what, x: 1, on: 2 };
     vec![
-        Call::Send { host: 0, x: 0, on: 2, spoilt: false },
-        Call::Send { host: 1, x: 1, on: 4, spoilt: false },
-        Call::Fetch { x: 0, host: 1, on: 3, spoilt: false },
+        Call::Send { host: 0, x: 0, on: 2, stored_error: false },
+        Call::Send { host: 1, x: 1, on: 4, stored_error: false },
+        Call::Fetch { x: 0, host: 1, on: 3, stored_error: false },
         Call::Look { host: 1 },
         Call::Copy { x: 0, on: 6 },
         Call::Zero { x: 2, on: 5 },
@@ -334,7 +334,7 @@ fn each_driver_call_of_each_verb_fails_in_turn() {
             assert!(nth < 60, "{:?}: there is no end of its driver calls", calls[at]);
             let rig = rig().expect("it was there a moment ago");
             let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
-            let mut world = World::new(&rig, &rig.room_for(ARRAYS as u64 + 2), &others);
+            let mut world = World::new(&rig, &rig.allocator_for(ARRAYS as u64 + 2), &others);
             calls[..at].iter().for_each(|&call| world.make(call));
             let fake = rig.fake.as_ref().expect("asked above");
             let code = CODES[(at + nth as usize) % CODES.len()];

@@ -2,7 +2,7 @@
 //! test.
 
 use super::super::WORDS;
-use super::{Filled, Pooled, Told, World, refused, told};
+use super::{Filled, Outcome, Pooled, World, described, refused};
 use proptest::prelude::*;
 
 /// An array has so many parts whose contents are known apart.
@@ -110,14 +110,14 @@ macro_rules! to_write {
 }
 
 impl World<'_> {
-    pub(super) fn part(&mut self, what: Part, x: usize, on: usize) -> Told {
+    pub(super) fn part(&mut self, what: Part, x: usize, on: usize) -> Outcome {
         match what {
             Part::Copy(span) => self.copy_part(span, x, on),
             Part::Zero(span) => {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let (Filled { array, value, .. }, zeroes) = (&mut self.arrays[x], super::Known::is(0));
                 value.or_some(span, &zeroes);
-                told(theirs.memset_zeros(&mut to_write!(array, span)))?;
+                described(theirs.memset_zeros(&mut to_write!(array, span)))?;
                 value.take(span, &zeroes);
                 Ok(())
             }
@@ -125,7 +125,7 @@ impl World<'_> {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let (Filled { array, value, .. }, known) = (&mut self.arrays[x], super::Known::is(sent));
                 value.or_some(span, &known);
-                told(theirs.memcpy_htod(&vec![sent; span.elements()], &mut to_write!(array, span)))?;
+                described(theirs.memcpy_htod(&vec![sent; span.elements()], &mut to_write!(array, span)))?;
                 value.take(span, &known);
                 Ok(())
             }
@@ -133,8 +133,8 @@ impl World<'_> {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let mut found = vec![0; span.elements()];
                 let Filled { array, value, .. } = &self.arrays[x];
-                told(theirs.memcpy_dtoh(&to_read!(array, span), &mut found))?;
-                told(theirs.synchronize())?;
+                described(theirs.memcpy_dtoh(&to_read!(array, span), &mut found))?;
+                described(theirs.synchronize())?;
                 for (n, found) in found.chunks(QUARTER).enumerate() {
                     check(&value.0[span.from + n], found, span.from + n);
                 }
@@ -145,7 +145,7 @@ impl World<'_> {
         }
     }
 
-    fn copy_part(&mut self, span: Span, x: usize, on: usize) -> Told {
+    fn copy_part(&mut self, span: Span, x: usize, on: usize) -> Outcome {
         let (theirs, captured) = self.stream(on);
         let (from, to) = self.two(x);
         let queued =
@@ -154,12 +154,12 @@ impl World<'_> {
             return refused(&queued(to));
         }
         to.value.or_some(span, &from.value);
-        told(queued(to))?;
+        described(queued(to))?;
         to.value.take(span, &from.value);
         Ok(())
     }
 
-    fn part_of_pool(&mut self, span: Span, x: usize, on: usize) -> Told {
+    fn part_of_pool(&mut self, span: Span, x: usize, on: usize) -> Outcome {
         let (theirs, captured) = self.stream(on);
         let Some(Pooled { slice, value, .. }) = &self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
@@ -170,12 +170,12 @@ impl World<'_> {
         if captured {
             return refused(&queued);
         }
-        told(queued)?;
+        described(queued)?;
         to.value.take(span, value);
         Ok(())
     }
 
-    fn part_to_pool(&mut self, span: Span, x: usize, on: usize) -> Told {
+    fn part_to_pool(&mut self, span: Span, x: usize, on: usize) -> Outcome {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
         let Some(to) = &mut self.pooled else { return Ok(()) };
@@ -187,7 +187,7 @@ impl World<'_> {
         if captured {
             return refused(&queued);
         }
-        told(queued)?;
+        described(queued)?;
         to.value.take(span, &from.value);
         Ok(())
     }

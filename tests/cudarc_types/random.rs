@@ -1,11 +1,12 @@
 //! Random programs of cudarc's safe calls (`world` says of what). They need no rules: whatever order the calls come in, every value is what it
 //! would be if each call ended before the next one began. The oracle judges too.
 //!
-//! 16 to 100 programs of each kind, some seconds in all, or what `MILLPOND_CASES` says.
+//! 16 to 100 programs of each kind in a full run (`millpond_testkit::effort`), a third of them in an ordinary one, or what `MILLPOND_CASES` says.
 
 pub(super) use super::world::relaxed;
 use super::world::{ARRAYS, Call, HOMES, STREAMS, World, all_calls, all_looks, calls};
 use super::*;
+use millpond_testkit::effort::ordinary_or_full;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -25,21 +26,22 @@ fn run<P: std::fmt::Debug>(
         let errors = program(&rig, &others, drawn);
         drop(others);
         if errors {
-            rig.clean_but_for_errors();
+            rig.check_no_leaks();
         } else {
-            rig.clean();
+            rig.check_clean();
         }
     });
 }
 
-/// So many programs, or what `MILLPOND_CASES` says, each on a fresh rig, which there is. One that fails is made smaller.
+/// So many programs in a full run, or what `MILLPOND_CASES` says, each on a fresh rig, which there is. One that fails is made smaller.
 pub(super) fn search<P: std::fmt::Debug>(
     most: u32,
     programs: &impl Strategy<Value = P>,
     program: impl Fn(Rig, P),
 ) {
+    let ordinary = ordinary_or_full(most.div_ceil(3), most);
     let cases =
-        std::env::var("MILLPOND_CASES").map_or(most, |n| n.parse().expect("MILLPOND_CASES is a number"));
+        std::env::var("MILLPOND_CASES").map_or(ordinary, |n| n.parse().expect("MILLPOND_CASES is a number"));
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let found = TestRunner::new(config).run(programs, |drawn| {
         program(rig().expect("it was there a moment ago"), drawn);
@@ -53,7 +55,7 @@ pub(super) fn search<P: std::fmt::Debug>(
 #[test]
 fn programs_of_cudarcs_calls_need_no_rules() {
     run(100, &calls(), |rig, others, calls| {
-        let gpu = rig.room_for(ARRAYS as u64 + 2);
+        let gpu = rig.allocator_for(ARRAYS as u64 + 2);
         let mut world = World::new(rig, &gpu, others);
         world.alone = true;
         for call in calls {
@@ -68,7 +70,7 @@ fn programs_of_cudarcs_calls_need_no_rules() {
 #[test]
 fn programs_on_other_threads_with_allocators_that_end() {
     run(33, &vec((all_calls(), prop::bool::weighted(0.3)), 1..40), |rig, others, calls| {
-        let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
+        let mut world = World::new(rig, &rig.allocator_for(ARRAYS as u64 + 2), others);
         world.alone = true;
         let mut errors = false;
         for (call, apart) in calls {
@@ -97,7 +99,7 @@ fn of_the_thread(call: Call) -> bool {
 
 /// No program leaves errors in cudarc's store, where another thread's call would meet them.
 fn clean(call: Call) -> Call {
-    match unspoilt(call) {
+    match without_stored_error(call) {
         Call::Far { x } => Call::Renew { x },
         call => call,
     }
@@ -138,8 +140,8 @@ pub(super) fn calls_that_capture() -> impl Strategy<Value = Call> {
 /// The same call on another stream.
 pub(super) fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
     match call {
-        Call::Send { host, x, on, spoilt } => Call::Send { host, x, on: of(on), spoilt },
-        Call::Fetch { x, host, on, spoilt } => Call::Fetch { x, host, on: of(on), spoilt },
+        Call::Send { host, x, on, stored_error } => Call::Send { host, x, on: of(on), stored_error },
+        Call::Fetch { x, host, on, stored_error } => Call::Fetch { x, host, on: of(on), stored_error },
         Call::Copy { x, on } => Call::Copy { x, on: of(on) },
         Call::Zero { x, on } => Call::Zero { x, on: of(on) },
         Call::Read { x, on } => Call::Read { x, on: of(on) },
@@ -150,8 +152,8 @@ pub(super) fn on_stream(call: Call, of: impl Fn(usize) -> usize) -> Call {
     }
 }
 
-/// On streams that somebody holds: of others there is nothing to mark but the whole context, which no capture survives. But the stream
-/// that captures may be anybody's: what names it is refused.
+/// On streams with references: for others only the whole context can be marked, which no capture survives. But the stream
+/// that captures may have any owner: what names it is refused.
 pub(super) fn held(call: Call, captured: Option<usize>) -> Call {
     let held = |on| match on {
         2 if captured != Some(2) => 0,
@@ -161,7 +163,7 @@ pub(super) fn held(call: Call, captured: Option<usize>) -> Call {
     beside_captures(on_stream(call, held), captured)
 }
 
-/// Without what ends a capture, or cannot be ordered behind one, whoever holds the streams.
+/// Without what ends a capture, or cannot be ordered behind one, whatever references the streams have.
 fn beside_captures(call: Call, captured: Option<usize>) -> Call {
     let apart = |on| match on {
         on if Some(on) == captured => on,
@@ -169,7 +171,7 @@ fn beside_captures(call: Call, captured: Option<usize>) -> Call {
         3 | 5 | 7 if captured == Some(4) => on % 2,
         on => on,
     };
-    match on_stream(unspoilt(call), apart) {
+    match on_stream(without_stored_error(call), apart) {
         // Forgotten, the use is open until the free, and nothing can be ordered behind a stream that captures.
         Call::Launch { x, home, value, .. } => Call::Launch { x, home, value, forget: false },
         call => call,
@@ -197,7 +199,7 @@ pub(super) fn world_to_capture<'a>(
 fn programs_that_capture() {
     let known = |call| match call {
         Call::Capture { on, home } => Call::Capture { on: on % 2, home },
-        call => unspoilt(call),
+        call => without_stored_error(call),
     };
     let calls = vec((calls_that_capture(), prop::bool::weighted(0.2)), 1..60);
     run(80, &(any::<bool>(), any::<bool>(), calls), |rig, others, (expected, threads, calls)| {
@@ -243,10 +245,10 @@ fn programs_that_capture() {
     });
 }
 
-/// The same where captures are expected, on streams without references as well. What was queued there nobody can mark, so that what comes behind it
-/// is refused until the program synchronises, and waits for nobody: each capture lives. Behind a refusal and a synchronise all of it can be read.
+/// The same where captures are expected, on streams without references as well. What was queued there cannot be marked, so that what comes behind it
+/// is refused until the program synchronises, and waits for nothing: each capture survives. Behind a refusal and a synchronise all of it can be read.
 #[test]
-fn programs_that_capture_beside_streams_that_nobody_holds() {
+fn programs_that_capture_beside_streams_without_references() {
     run(60, &vec(calls_that_capture(), 1..60), |rig, others, calls| {
         rig.cuda.expect_captures();
         let before = relaxed(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -267,7 +269,7 @@ fn programs_that_capture_beside_streams_that_nobody_holds() {
     });
 }
 
-/// One thread captures graphs while another one goes on, each with arrays of its own, on one allocator; the context is told.
+/// One thread captures graphs while another one goes on, each with arrays of its own, on one allocator; `expect_captures` was called.
 /// What the second one is refused, if anything, is for the capture. Pooled slices are used by both: no call here leaves an error in cudarc's store, which
 /// is one for both.
 #[test]
@@ -375,7 +377,7 @@ fn programs_over_a_driver_that_fails() {
     let fault = prop::option::weighted(0.4, (0..MAY_FAIL.len(), 1..4_u64, code));
     run(50, &vec((all_calls(), fault), 1..40), |rig, others, calls| {
         let Some(fake) = &rig.fake else { return false };
-        let mut world = World::new(rig, &rig.room_for(ARRAYS as u64 + 2), others);
+        let mut world = World::new(rig, &rig.allocator_for(ARRAYS as u64 + 2), others);
         for (call, fault) in calls {
             let fault = fault.filter(|_| !matches!(call, Call::Far { .. }));
             if let Some((which, nth, code)) = fault {
@@ -386,7 +388,7 @@ fn programs_over_a_driver_that_fails() {
                 };
                 fake.fail_next(name, nth, code);
                 // Returned, or a panic where no call can return it: a look at pinned elements.
-                let _ = catch_unwind(AssertUnwindSafe(|| world.attempt(unspoilt(call))));
+                let _ = catch_unwind(AssertUnwindSafe(|| world.attempt(without_stored_error(call))));
                 fake.clear_faults();
             } else {
                 world.make(call);
@@ -400,7 +402,7 @@ fn programs_over_a_driver_that_fails() {
             .into_iter()
             .filter(|e| ![1, 2, 400, 801, 900, 999].contains(&e.code))
             .collect();
-        assert!(foreign.is_empty(), "nobody planted {foreign:?}");
+        assert!(foreign.is_empty(), "{foreign:?} was not planted");
         true
     });
 }
@@ -415,10 +417,10 @@ pub(super) fn is_cudarcs(call: Call) -> bool {
 }
 
 /// Not left out twice: by the test, and by the fault.
-pub(super) fn unspoilt(call: Call) -> Call {
+pub(super) fn without_stored_error(call: Call) -> Call {
     match call {
-        Call::Send { host, x, on, .. } => Call::Send { host, x, on, spoilt: false },
-        Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on, spoilt: false },
+        Call::Send { host, x, on, .. } => Call::Send { host, x, on, stored_error: false },
+        Call::Fetch { x, host, on, .. } => Call::Fetch { x, host, on, stored_error: false },
         call => call,
     }
 }

@@ -1,4 +1,4 @@
-//! Pooled slices that several streams have read: who writes comes behind all of them.
+//! Pooled slices that several streams have read: a writer comes behind all of them.
 
 use super::*;
 use cudarc::driver::CudaStream;
@@ -7,7 +7,7 @@ use millpond::interop::PooledSlice;
 
 /// A slice of sevens, an allocator with room for some arrays, and its stream.
 fn slice_of_sevens(rig: &Rig, arrays: u64) -> (Allocator<Cuda>, Stream<Cuda>, PooledSlice<u32>) {
-    let gpu = rig.room_for(1 + arrays);
+    let gpu = rig.allocator_for(1 + arrays);
     let home = gpu.stream().expect("a stream");
     let mut slice = gpu.cuda_slice::<u32>(WORDS, &home).expect("a slice");
     home.cudarc().expect("its alias").memcpy_htod(&vec![7; WORDS], &mut slice).expect("sent");
@@ -36,8 +36,8 @@ fn all_readers_of_a_pooled_slice_are_waited_for() {
             let kernel = iota(&rig.ctx);
             let another = CudaContext::new(0).expect("another value of the context");
             let streams = [
-                given(&rig, &gpu, Unknown).theirs,
-                given(&rig, &gpu, Adopted).theirs,
+                test_stream(&rig, &gpu, Unknown).theirs,
+                test_stream(&rig, &gpu, Adopted).theirs,
                 another.default_stream(),
                 another.new_stream().expect("a stream"),
             ];
@@ -71,7 +71,7 @@ fn all_readers_of_a_pooled_slice_are_waited_for() {
             theirs.synchronize().expect("there");
             are_sevens(&theirs, writer, &all);
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -82,22 +82,24 @@ fn readers_at_once_of_a_pooled_slice_are_waited_for() {
     {
         let (gpu, home, mut slice) = slice_of_sevens(&rig, 3);
         let theirs = home.cudarc().expect("its alias");
-        let streams = [Unknown, Ours, Adopted].map(|whose| given(&rig, &gpu, whose));
+        let streams = [Unknown, Ours, Adopted].map(|origin| test_stream(&rig, &gpu, origin));
         let mut all = [(); 3].map(|()| gpu.uninit::<u32>(WORDS, &home).expect("room"));
         {
-            let lent = streams.each_ref().map(|given| slice.device_ptr(&given.theirs));
-            for ((given, (from, _)), to) in streams.iter().zip(&lent).zip(&mut all) {
-                let (to, _end) = to.device_ptr_mut(&given.theirs);
+            let lent = streams.each_ref().map(|test_stream| slice.device_ptr(&test_stream.theirs));
+            for ((test_stream, (from, _)), to) in streams.iter().zip(&lent).zip(&mut all) {
+                let (to, _end) = to.device_ptr_mut(&test_stream.theirs);
                 #[allow(unsafe_code, reason = "what a call of cudarc's does")]
                 // SAFETY: so many elements at both addresses, which are borrowed on this stream.
-                unsafe { result::memcpy_dtod_async(to, *from, BYTES as usize, given.theirs.cu_stream()) }
-                    .expect("queued");
+                unsafe {
+                    result::memcpy_dtod_async(to, *from, BYTES as usize, test_stream.theirs.cu_stream())
+                }
+                .expect("queued");
             }
         }
         nines(&theirs, &mut slice);
         are_sevens(&theirs, "at once", &all);
     }
-    rig.clean();
+    rig.check_clean();
 }
 
 /// Streams that end with their reads queued, and whose handle is the next one's; and threads that do, each with its default stream, whose handle is
@@ -115,8 +117,11 @@ fn readers_that_are_gone_are_waited_for_and_leave_nothing() {
             let mut events = Vec::new();
             for to in &mut all {
                 let mut read = || {
-                    let on =
-                        if threads { rig.ctx.per_thread_stream() } else { given(&rig, &gpu, Unknown).theirs };
+                    let on = if threads {
+                        rig.ctx.per_thread_stream()
+                    } else {
+                        test_stream(&rig, &gpu, Unknown).theirs
+                    };
                     on.memcpy_dtod(&slice.as_view(), to).expect("read");
                 };
                 if threads {
@@ -131,7 +136,7 @@ fn readers_that_are_gone_are_waited_for_and_leave_nothing() {
             let made: Vec<_> = events.windows(2).map(|two| two[1] - two[0]).collect();
             assert!(made.iter().all(|&n| n == 0), "{made:?}");
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -144,7 +149,7 @@ fn readers_before_a_write_that_was_not_made_are_waited_for() {
             let (gpu, home, mut slice) = slice_of_sevens(&rig, 3);
             let theirs = home.cudarc().expect("its alias");
             let kernel = iota(&rig.ctx);
-            let [reader, other] = [Unknown, Ours].map(|whose| given(&rig, &gpu, whose));
+            let [reader, other] = [Unknown, Ours].map(|origin| test_stream(&rig, &gpu, origin));
             let mut all = [(); 2].map(|()| gpu.uninit::<u32>(WORDS, &home).expect("room"));
             reader.theirs.memcpy_dtod(&slice, &mut all[0]).expect("read");
             if launch {
@@ -164,7 +169,7 @@ fn readers_before_a_write_that_was_not_made_are_waited_for() {
             nines(&theirs, &mut slice);
             are_sevens(&theirs, "not made", &all[..1]);
         }
-        rig.clean();
+        rig.check_clean();
     }
 }
 
@@ -176,7 +181,7 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
     {
         let (gpu, home, mut slice) = slice_of_sevens(&rig, 0);
         let (theirs, kernel) = (home.cudarc().expect("its alias"), iota(&rig.ctx));
-        let [one, two] = [Unknown, Ours].map(|whose| given(&rig, &gpu, whose));
+        let [one, two] = [Unknown, Ours].map(|origin| test_stream(&rig, &gpu, origin));
         let mut to = vec![0; WORDS];
         let calls = || ["cuEventCreate", "cuStreamWaitEvent", "cuEventRecord"].map(|name| fake.calls(name));
         let of = |call: &mut dyn FnMut()| {
@@ -185,10 +190,10 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
             let after = calls();
             [0, 1, 2].map(|n| after[n] - before[n])
         };
-        let mut reads = |on: &Given, slice: &PooledSlice<u32>| {
+        let mut reads = |on: &TestStream, slice: &PooledSlice<u32>| {
             of(&mut || on.theirs.memcpy_dtoh(slice, &mut to).expect("read"))
         };
-        let writes = |on: &Given, slice: &mut PooledSlice<u32>| {
+        let writes = |on: &TestStream, slice: &mut PooledSlice<u32>| {
             of(&mut || on.theirs.memset_zeros(slice).expect("written"))
         };
         assert_eq!(reads(&one, &slice), [1, 1, 1], "a first read makes an event");
@@ -197,7 +202,7 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
         assert_eq!(writes(&one, &mut slice), [0, 3, 2], "a write waits for the other reader, and marks that");
         assert_eq!(writes(&two, &mut slice), [0, 2, 1], "behind a write it is cudarc's");
         assert_eq!(reads(&two, &slice), [0, 1, 1], "there is an event left");
-        assert_eq!(writes(&two, &mut slice), [0, 2, 1], "who has read it alone waits for nobody more");
+        assert_eq!(writes(&two, &mut slice), [0, 2, 1], "the only reader waits for no other stream");
         assert_eq!(writes(&one, &mut slice), [0, 3, 2], "and is waited for by the next one");
         let launches = |slice: &mut PooledSlice<u32>| {
             of(&mut || {
@@ -224,5 +229,5 @@ fn a_read_and_a_write_of_a_pooled_slice_cost_what_is_said() {
             assert_eq!(writes(&one, &mut slice), [0, 2, 1]);
         }
     }
-    rig.clean();
+    rig.check_clean();
 }

@@ -1,5 +1,5 @@
-//! A device to oneself on the stand-in driver or a real one, streams as cudarc is given them, and the calls that every test here
-//! makes. How long an array is says who includes it. It knows no test.
+//! Exclusive access to a device, of the stand-in driver or a real one; streams as they are passed to cudarc; and the calls that all
+//! these tests make. The program that includes it defines `WORDS` and `BYTES`, the length of an array. It knows no test.
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
@@ -12,32 +12,32 @@ use cudarc::driver::{
 };
 use millpond::cuda::Cuda;
 use millpond::driver::Memory;
-use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Stream, Unavailable};
+use millpond::{Allocator, Config, DeviceArray, Growth, Limit, Reuse, Stream, Unavailable};
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub type Words = DeviceArray<u32, Cuda>;
 
-/// A device to oneself.
+/// A device, with the lock that keeps other tests of the process off it.
 pub struct Rig {
     pub cuda: Cuda,
     pub ctx: Arc<CudaContext>,
     pub fake: Option<Fake>,
-    /// The first device's has it.
+    /// The lock: held by the rig of the first device.
     pub turn: Option<MutexGuard<'static, ()>>,
 }
 
-/// Of pinned memory at most, where a test makes an allocator for itself.
+/// The limit of pinned memory of an allocator that a test makes for itself.
 pub const PINNED: u64 = 16 << 20;
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// With a device that runs as late as legal, so that what is not ordered reads the next owner's bytes.
+/// A rig whose device runs as late as legal, so that a read that is not ordered gets the next owner's bytes.
 pub fn rig() -> Option<Rig> {
-    rig_when(When::Latest)
+    rig_on(When::Latest)
 }
 
-pub fn rig_when(when: When) -> Option<Rig> {
+pub fn rig_on(when: When) -> Option<Rig> {
     let turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
     let fake = remote::fake(1 << 30, 2, when);
     match Cuda::new(0) {
@@ -52,24 +52,27 @@ pub fn rig_when(when: When) -> Option<Rig> {
 }
 
 impl Rig {
-    /// The second device, to be dropped before the first; it has no driver at hand.
+    /// A rig of the second device, to be dropped before the first; it has no stand-in to query.
     pub fn second() -> Rig {
         let cuda = Cuda::new(1).expect("a second device");
         Rig { cuda, ctx: CudaContext::new(1).expect("its context"), fake: None, turn: None }
     }
-    /// An allocator with room for so many arrays and no more: the next one has to have the bytes of one that was freed.
-    pub fn room_for(&self, arrays: u64) -> Allocator<Cuda> {
-        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(arrays * BYTES));
+    /// An allocator whose limit is exactly so many arrays: the next one reuses the bytes of one that was freed.
+    pub fn allocator_for(&self, arrays: u64) -> Allocator<Cuda> {
+        let config = Config::default()
+            .reuse(Reuse::WithWaits)
+            .growth(Growth::Exact)
+            .limit(Limit::Bytes(arrays * BYTES));
         // A whole segment of pinned memory takes longer to wipe than most tests.
         let config = config.pinned_limit(PINNED);
         Allocator::new(self.cuda.clone(), config).expect("an allocator")
     }
-    /// Nothing was deferred, everything was given back and, where there is an oracle, lawful.
-    pub fn clean(self) {
+    /// Checks that no error was deferred, that everything was given back and, where there is an oracle, that it found no violation.
+    pub fn check_clean(self) {
         assert_eq!(self.cuda.deferred(), Vec::new());
-        self.clean_but_for_errors();
+        self.check_no_leaks();
     }
-    pub fn clean_but_for_errors(self) {
+    pub fn check_no_leaks(self) {
         assert_eq!(self.cuda.outstanding(), Vec::<String>::new());
         let Rig { cuda, ctx, fake, turn: _turn } = self;
         drop((cuda, ctx));
@@ -82,45 +85,45 @@ impl Rig {
 
 /// How the allocator knows the streams that cudarc is given.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Whose {
+pub enum Origin {
     Ours,
     Adopted,
     Unknown,
 }
-pub use Whose::{Adopted, Ours, Unknown};
+pub use Origin::{Adopted, Ours, Unknown};
 
-/// A stream for cudarc's calls, and what keeps it.
-pub struct Given {
+/// A stream for cudarc's calls, and the allocator's handle of it, if there is one.
+pub struct TestStream {
     pub theirs: Arc<CudaStream>,
     pub ours: Option<Stream<Cuda>>,
 }
 
-pub fn given(rig: &Rig, gpu: &Allocator<Cuda>, whose: Whose) -> Given {
-    match whose {
+pub fn test_stream(rig: &Rig, gpu: &Allocator<Cuda>, origin: Origin) -> TestStream {
+    match origin {
         Ours => {
             let ours = gpu.stream().expect("a stream");
-            Given { theirs: ours.cudarc().expect("its alias"), ours: Some(ours) }
+            TestStream { theirs: ours.cudarc().expect("its alias"), ours: Some(ours) }
         }
         Adopted => {
             let theirs = rig.ctx.new_stream().expect("a stream");
             let ours = gpu.adopt(rig.cuda.adopt(Arc::clone(&theirs)).expect("adopted")).expect("a pool");
-            Given { theirs, ours: Some(ours) }
+            TestStream { theirs, ours: Some(ours) }
         }
-        Unknown => Given { theirs: rig.ctx.new_stream().expect("a stream"), ours: None },
+        Unknown => TestStream { theirs: rig.ctx.new_stream().expect("a stream"), ours: None },
     }
 }
 
-/// An array of sevens, by cudarc's copy on the array's own stream.
-pub fn sevens(gpu: &Allocator<Cuda>, on: &Stream<Cuda>) -> Words {
+/// An array whose elements are all 7, filled by cudarc's copy on the array's own stream.
+pub fn array_of_sevens(gpu: &Allocator<Cuda>, on: &Stream<Cuda>) -> Words {
     let mut array = gpu.uninit(WORDS, on).expect("an array");
     on.cudarc().expect("its alias").memcpy_htod(&vec![7; WORDS], &mut array).expect("sent");
     array
 }
 
-/// The next owner of freed bytes overwrites them, on the same stream.
+/// Allocates the freed bytes again, on the same stream, and overwrites them.
 pub fn next_owner(gpu: &Allocator<Cuda>, on: &Stream<Cuda>, freed_at: u64) -> Words {
     let mut array = gpu.uninit::<u32>(WORDS, on).expect("the next owner");
-    assert_eq!(array.address().0, freed_at, "it has the same bytes, or nothing is shown");
+    assert_eq!(array.address().0, freed_at, "the freed bytes are reused: otherwise the test shows nothing");
     on.cudarc().expect("its alias").memset_zeros(&mut array).expect("filled");
     array
 }
@@ -131,7 +134,7 @@ pub fn read(on: &Arc<CudaStream>, array: &Words) -> Vec<u32> {
     back
 }
 
-/// one of the built-in kernels, as a program would load it with cudarc: out[i] = first + i * step.
+/// One of the built-in kernels, loaded by cudarc as a program would: out[i] = first + i * step.
 pub fn iota(ctx: &Arc<CudaContext>) -> CudaFunction {
     let module = ctx.load_module(include_str!("../../kernels/iota.ptx").into()).expect("loaded");
     module.load_function("millpond_iota_u32").expect("a kernel")
@@ -140,8 +143,8 @@ pub fn iota(ctx: &Arc<CudaContext>) -> CudaFunction {
 pub const GRID: LaunchConfig =
     LaunchConfig { grid_dim: (256, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 };
 
-/// Queues `iota` by cudarc's builder on the guard's stream.
-pub fn count_up(kernel: &CudaFunction, from: u32, into: &mut Words, on: &Stream<Cuda>, forget: bool) {
+/// Launches `iota` by cudarc's builder on the guard's stream.
+pub fn launch_iota(kernel: &CudaFunction, from: u32, into: &mut Words, on: &Stream<Cuda>, forget: bool) {
     let theirs = on.cudarc().expect("its alias");
     let mut guard = into.write_on(on).expect("ordered");
     let mut launch = theirs.launch_builder(kernel);
@@ -154,17 +157,17 @@ pub fn count_up(kernel: &CudaFunction, from: u32, into: &mut Words, on: &Stream<
     }
 }
 
-/// Leaves an error in store, as a destructor that fails does: cudarc's next call on the context is skipped.
-pub fn spoil(stream: &CudaStream) {
+/// Stores an error in the context, as a failing destructor does: cudarc's next call on the context is skipped.
+pub fn store_error(stream: &CudaStream) {
     let error = cudarc::driver::DriverError(CUresult::CUDA_ERROR_UNKNOWN);
     stream.context().record_err::<()>(Err(error));
 }
 
-/// An array whose use leaves an error in cudarc's context, behind the call's own look at it: the call is made, and its wait
+/// An array whose use stores an error in cudarc's context after the call has checked for one: the call is made, and its wait
 /// at the end is skipped.
-pub struct Spoils<A>(pub A);
+pub struct StoresError<A>(pub A);
 
-impl DeviceSlice<u32> for Spoils<&Words> {
+impl DeviceSlice<u32> for StoresError<&Words> {
     fn len(&self) -> usize {
         DeviceSlice::len(self.0)
     }
@@ -172,13 +175,13 @@ impl DeviceSlice<u32> for Spoils<&Words> {
         DeviceSlice::stream(self.0)
     }
 }
-impl DevicePtr<u32> for Spoils<&Words> {
+impl DevicePtr<u32> for StoresError<&Words> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        spoil(stream);
+        store_error(stream);
         self.0.device_ptr(stream)
     }
 }
-impl DeviceSlice<u32> for Spoils<&mut Words> {
+impl DeviceSlice<u32> for StoresError<&mut Words> {
     fn len(&self) -> usize {
         DeviceSlice::len(&*self.0)
     }
@@ -186,14 +189,14 @@ impl DeviceSlice<u32> for Spoils<&mut Words> {
         DeviceSlice::stream(&*self.0)
     }
 }
-impl DevicePtr<u32> for Spoils<&mut Words> {
+impl DevicePtr<u32> for StoresError<&mut Words> {
     fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         self.0.device_ptr(stream)
     }
 }
-impl DevicePtrMut<u32> for Spoils<&mut Words> {
+impl DevicePtrMut<u32> for StoresError<&mut Words> {
     fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        spoil(stream);
+        store_error(stream);
         self.0.device_ptr_mut(stream)
     }
 }

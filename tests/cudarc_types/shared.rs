@@ -2,7 +2,7 @@
 //! cudarc's calls on streams of their own, then one of them has it alone and writes. What was read is compared when the next write is queued, so that a
 //! read which that did not wait for has the wrong value.
 //!
-//! 40 programs, or what `MILLPOND_CASES` says.
+//! 40 programs in a full run, a third of them in an ordinary one, or what `MILLPOND_CASES` says.
 
 use super::random::search;
 use super::world::{STREAMS, a_stream};
@@ -53,7 +53,7 @@ fn a_round() -> impl Strategy<Value = Round> {
 
 /// What a thread has to itself.
 struct Own {
-    streams: Vec<Given>,
+    streams: Vec<TestStream>,
     /// Each with what it has read.
     into: Vec<(Words, u32)>,
 }
@@ -150,7 +150,7 @@ fn programs_of_threads_that_share() {
     search(40, &vec(a_round(), 1..12), |rig, rounds| {
         let others = [(); 2].map(|()| CudaContext::new(0).expect("another value for the same context"));
         {
-            let gpu = rig.room_for(2 + (THREADS * READS) as u64);
+            let gpu = rig.allocator_for(2 + (THREADS * READS) as u64);
             let home = gpu.stream().expect("a stream");
             let mut common = Common {
                 array: gpu.zeros(WORDS, &home).expect("room"),
@@ -189,6 +189,6 @@ fn programs_of_threads_that_share() {
             assert_eq!(common.host[WORDS / 2], common.host_is);
         }
         drop(others);
-        rig.clean();
+        rig.check_clean();
     });
 }

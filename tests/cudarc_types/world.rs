@@ -1,12 +1,14 @@
-//! Programs of cudarc's safe calls on our arrays, pooled slices and pinned arrays, on streams that the allocator made, adopted or never
-//! heard of, on default streams, and of three values of cudarc's for one context: the calls, a strategy that draws them, and a
+//! Programs of cudarc's safe calls on our arrays, pooled slices and pinned arrays, on streams that the allocator made, adopted or does not
+//! know, on default streams, and of three values of cudarc's for one context: the calls, a strategy that draws them, and a
 //! world in which each is made and its value known. It knows no test.
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
 use super::WORDS;
 use super::remote::Fake;
-use super::rig::{Adopted, GRID, Given, Ours, PINNED, Rig, Spoils, Unknown, Words, given, iota};
+use super::rig::{
+    Adopted, GRID, Ours, PINNED, Rig, StoresError, TestStream, Unknown, Words, iota, test_stream,
+};
 use cudarc::driver::sys::{CUresult, CUstreamCaptureMode, cuGraphGetNodes};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, PushKernelArg, result};
 use millpond::cuda::Cuda;
@@ -18,8 +20,8 @@ use std::sync::Arc;
 
 #[path = "parts.rs"]
 pub mod parts;
-#[path = "rarer.rs"]
-mod rarer;
+#[path = "short_lived.rs"]
+mod short_lived;
 
 pub const ARRAYS: usize = 3;
 pub const HOSTS: usize = 2;
@@ -31,19 +33,19 @@ const STREAMS_OF: [core::ops::Range<usize>; 2] = [5..7, 7..STREAMS];
 /// A call; numbers say which array, pinned array and stream.
 #[derive(Clone, Copy, Debug)]
 pub enum Call {
-    /// `memcpy_htod`; spoilt, cudarc leaves its wait out.
+    /// `memcpy_htod`; with a stored error, cudarc skips its wait.
     Send {
         host: usize,
         x: usize,
         on: usize,
-        spoilt: bool,
+        stored_error: bool,
     },
     /// `memcpy_dtoh`.
     Fetch {
         x: usize,
         host: usize,
         on: usize,
-        spoilt: bool,
+        stored_error: bool,
     },
     /// `memcpy_dtod`, from the array behind it.
     Copy {
@@ -149,14 +151,14 @@ pub fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 fn a_call() -> impl Strategy<Value = Call> {
-    let (x, host, on, spoilt) = (0..ARRAYS, 0..HOSTS, 0..STREAMS, any::<bool>());
+    let (x, host, on, stored_error) = (0..ARRAYS, 0..HOSTS, 0..STREAMS, any::<bool>());
     // Streams of other values more often than their share: to order them takes most.
     let of_all = prop_oneof![1 => on.clone(), 1 => 5..STREAMS];
     prop_oneof![
-        3 => (host.clone(), x.clone(), on.clone(), spoilt)
-            .prop_map(|(host, x, on, spoilt)| Call::Send { host, x, on, spoilt }),
-        3 => (x.clone(), host.clone(), on.clone(), spoilt)
-            .prop_map(|(x, host, on, spoilt)| Call::Fetch { x, host, on, spoilt }),
+        3 => (host.clone(), x.clone(), on.clone(), stored_error)
+            .prop_map(|(host, x, on, stored_error)| Call::Send { host, x, on, stored_error }),
+        3 => (x.clone(), host.clone(), on.clone(), stored_error)
+            .prop_map(|(x, host, on, stored_error)| Call::Fetch { x, host, on, stored_error }),
         3 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::Copy { x, on }),
         2 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::Zero { x, on }),
         1 => (x.clone(), on.clone()).prop_map(|(x, on)| Call::Read { x, on }),
@@ -192,8 +194,8 @@ pub fn all_calls() -> impl Strategy<Value = Call> {
         1 => Just(Call::Remake),
         1 => (0..2_usize).prop_map(|which| Call::Value { which }),
         1 => (0..ARRAYS).prop_map(|x| Call::Crowd { x }),
-        1 => (0..rarer::OF_A_FIRST_SLICE.len())
-            .prop_flat_map(|which| (Just(which), 1..=rarer::OF_A_FIRST_SLICE[which].1))
+        1 => (0..short_lived::OF_A_FIRST_SLICE.len())
+            .prop_flat_map(|which| (Just(which), 1..=short_lived::OF_A_FIRST_SLICE[which].1))
             .prop_map(|(which, nth)| Call::Owner { which, nth }),
     ]
 }
@@ -239,12 +241,12 @@ struct Pooled {
 /// A stream that other code captures.
 #[derive(Clone, Copy, PartialEq)]
 enum Captured {
-    Given(usize),
+    TestStream(usize),
     Home(usize),
 }
 
 /// Whether a call was made, and why not.
-type Told = Result<(), String>;
+type Outcome = Result<(), String>;
 
 pub struct World<'a> {
     rig: &'a Rig,
@@ -255,13 +257,13 @@ pub struct World<'a> {
     homes: [Stream<Cuda>; HOMES],
     arrays: Vec<Filled>,
     hosts: Vec<(PinnedArray<u32, Cuda>, Known)>,
-    streams: Vec<Given>,
+    streams: Vec<TestStream>,
     pooled: Option<Pooled>,
     captured: Option<Captured>,
     /// Nodes in the graph that fill at the null address.
     null_fills: usize,
     kernel: Option<CudaFunction>,
-    crowd: Option<rarer::Crowd>,
+    crowd: Option<short_lived::Crowd>,
     /// Whether no other thread makes calls, and errors may be kept.
     pub alone: bool,
     /// On which homes a pooled slice was made.
@@ -305,36 +307,36 @@ impl<'a> World<'a> {
     /// # Errors
     /// What it said.
     #[allow(clippy::too_many_lines, reason = "one match, an arm a call")]
-    pub fn attempt(&mut self, call: Call) -> Told {
+    pub fn attempt(&mut self, call: Call) -> Outcome {
         match call {
-            Call::Send { host, x, on, spoilt } => {
+            Call::Send { host, x, on, stored_error } => {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let ((from, value), to) = (&self.hosts[host], &mut self.arrays[x]);
                 to.value.or(value);
-                if spoilt {
-                    told(theirs.memcpy_htod(from, &mut Spoils(&mut to.array)))?;
+                if stored_error {
+                    described(theirs.memcpy_htod(from, &mut StoresError(&mut to.array)))?;
                     theirs.context().check_err().expect_err("cudarc did not wait");
                 } else {
-                    told(theirs.memcpy_htod(from, &mut to.array))?;
+                    described(theirs.memcpy_htod(from, &mut to.array))?;
                 }
                 to.value = value.clone();
             }
-            Call::Fetch { x, host, on, spoilt } => {
+            Call::Fetch { x, host, on, stored_error } => {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let (from, (to, value)) = (&self.arrays[x], &mut self.hosts[host]);
                 value.or(&from.value);
-                if spoilt {
-                    told(theirs.memcpy_dtoh(&Spoils(&from.array), to))?;
+                if stored_error {
+                    described(theirs.memcpy_dtoh(&StoresError(&from.array), to))?;
                     theirs.context().check_err().expect_err("cudarc did not wait");
                 } else {
-                    told(theirs.memcpy_dtoh(&from.array, to))?;
+                    described(theirs.memcpy_dtoh(&from.array, to))?;
                 }
                 *value = from.value.clone();
             }
             Call::Copy { x, on } => {
                 let (theirs, captured) = self.stream(on);
                 let (from, to) = self.two(x);
-                let queued = |to: &mut Filled| told(theirs.memcpy_dtod(&from.array, &mut to.array));
+                let queued = |to: &mut Filled| described(theirs.memcpy_dtod(&from.array, &mut to.array));
                 if captured {
                     return refused(&queued(to));
                 }
@@ -356,14 +358,14 @@ impl<'a> World<'a> {
                     return refused(&answer);
                 }
                 to.value.or(&Known::is(0));
-                told(theirs.memset_zeros(&mut to.array))?;
+                described(theirs.memset_zeros(&mut to.array))?;
                 to.value = Known::is(0);
             }
             Call::Read { x, on } => {
                 let Some(theirs) = self.not_captured(on) else { return Ok(()) };
                 let mut found = vec![0; WORDS];
-                told(theirs.memcpy_dtoh(&self.arrays[x].array, &mut found))?;
-                told(theirs.synchronize())?;
+                described(theirs.memcpy_dtoh(&self.arrays[x].array, &mut found))?;
+                described(theirs.synchronize())?;
                 self.arrays[x].value.check(&found);
             }
             Call::Fill { x, value } => {
@@ -374,14 +376,14 @@ impl<'a> World<'a> {
                 }
                 let known = Known::is(u32::from_ne_bytes([value; 4]));
                 now.or(&known);
-                told(array.fill_bytes(value, home))?;
+                described(array.fill_bytes(value, home))?;
                 *now = known;
             }
             Call::Renew { x } => {
                 let number = self.arrays[x].number;
                 if self.captured != Some(Captured::Home(number)) {
                     // Before the new one is made, which may have its bytes at once.
-                    self.arrays[x].array = told(self.gpu.uninit(0, &self.homes[number]))?;
+                    self.arrays[x].array = described(self.gpu.uninit(0, &self.homes[number]))?;
                     self.arrays[x].value = Known::is(0);
                     self.arrays[x] = zeroes(&self.gpu, &self.homes, number, !self.captures())?;
                 }
@@ -393,7 +395,7 @@ impl<'a> World<'a> {
                 self.hosts[host].1 = Known::is(value);
             }
             Call::RenewHost { host } => {
-                let made = told(self.gpu.pinned_zeros(WORDS))?;
+                let made = described(self.gpu.pinned_zeros(WORDS))?;
                 self.hosts[host] = (made, Known::is(0));
             }
             Call::Pool { x, home } => self.pool(x, home)?,
@@ -401,7 +403,7 @@ impl<'a> World<'a> {
             Call::ToPool { x, on } => self.write_pool(x, on)?,
             Call::Part { what, x, on } => self.part(what, x, on)?,
             Call::End { on } => {
-                if self.captured != Some(Captured::Given(on)) {
+                if self.captured != Some(Captured::TestStream(on)) {
                     self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
                 }
             }
@@ -413,13 +415,13 @@ impl<'a> World<'a> {
                 let kernel = self.kernel();
                 let to = &mut self.arrays[x];
                 to.value.or(&Known::is(value));
-                let theirs = told(home.cudarc())?;
-                let mut guard = told(to.array.write_on(&home))?;
+                let theirs = described(home.cudarc())?;
+                let mut guard = described(to.array.write_on(&home))?;
                 let mut launch = theirs.launch_builder(&kernel);
                 launch.arg(&mut guard).arg(&(WORDS as u64)).arg(&value).arg(&0_u32);
                 #[allow(unsafe_code, reason = "a launch")]
                 // SAFETY: iota takes an address, a length, the first number and the step; it writes so many elements.
-                told(unsafe { launch.launch(GRID) }.map(drop))?;
+                described(unsafe { launch.launch(GRID) }.map(drop))?;
                 if forget {
                     core::mem::forget(guard);
                 }
@@ -430,27 +432,29 @@ impl<'a> World<'a> {
                 let captured = self.pooled.as_ref().is_none_or(|p| self.is_captured(&p.home));
                 if let Some(to) = self.pooled.as_mut().filter(|_| !captured) {
                     to.value.or(&Known::is(value));
-                    let theirs = told(to.home.cudarc())?;
+                    let theirs = described(to.home.cudarc())?;
                     let mut launch = theirs.launch_builder(&kernel);
                     launch.arg(&mut to.slice).arg(&(WORDS as u64)).arg(&value).arg(&0_u32);
                     #[allow(unsafe_code, reason = "a launch")]
                     // SAFETY: as above.
-                    told(unsafe { launch.launch(GRID) }.map(drop))?;
+                    described(unsafe { launch.launch(GRID) }.map(drop))?;
                     to.value = Known::is(value);
                 }
             }
             // On a machine with one GPU there is nothing far.
-            Call::Far { .. } if told(CudaContext::device_count())? < 2 => {}
+            Call::Far { .. } if described(CudaContext::device_count())? < 2 => {}
             Call::Far { x } => {
-                let far = told(CudaContext::new(1))?.default_stream();
+                let far = described(CudaContext::new(1))?.default_stream();
                 let answer = far.memset_zeros(&mut self.arrays[x].array);
-                told(self.rig.ctx.bind_to_thread())?;
+                described(self.rig.ctx.bind_to_thread())?;
                 refused(&answer)?;
             }
             Call::Remake => {
                 if self.captured.is_none() {
-                    let gpu =
-                        told(Allocator::new(self.rig.cuda.clone(), Config::default().pinned_limit(PINNED)))?;
+                    let gpu = described(Allocator::new(
+                        self.rig.cuda.clone(),
+                        Config::default().pinned_limit(PINNED),
+                    ))?;
                     self.homes = homes(self.rig, &gpu, &self.others);
                     self.gpu = gpu;
                     self.sliced = [false; HOMES];
@@ -469,19 +473,19 @@ impl<'a> World<'a> {
     ///
     /// # Errors
     /// What it said.
-    pub fn cross(&mut self, x: usize, from: &World, y: usize) -> Told {
+    pub fn cross(&mut self, x: usize, from: &World, y: usize) -> Outcome {
         let (source, captured) = (&from.arrays[y], self.is_captured(&self.arrays[x].home));
         let Filled { array, home, value, .. } = &mut self.arrays[x];
         if captured || from.is_captured(&source.home) {
             return refused(&array.copy_from_peer(&source.array, &source.home, home));
         }
         value.or(&source.value);
-        told(array.copy_from_peer(&source.array, &source.home, home))?;
+        described(array.copy_from_peer(&source.array, &source.home, home))?;
         *value = source.value.clone();
         Ok(())
     }
 
-    fn pool(&mut self, x: usize, home: usize) -> Told {
+    fn pool(&mut self, x: usize, home: usize) -> Outcome {
         self.pooled = None;
         let at = home;
         let home = self.homes[at].clone();
@@ -494,19 +498,19 @@ impl<'a> World<'a> {
         let made = made().or_else(|e| {
             if self.captured.is_some() { Err(e) } else { self.gpu.synchronize().and_then(|()| made()) }
         });
-        let mut slice = told(made)?;
+        let mut slice = described(made)?;
         // What the first one has made there is there for all.
         assert!(!self.sliced[at] || streams() == before, "a second slice makes no stream");
         self.sliced[at] = true;
         // What cudarc does with a slice beside a driver that fails is its own.
         self.rig.fake.iter().for_each(Fake::clear_faults);
         let Filled { array, value, .. } = &self.arrays[x];
-        told(told(home.cudarc())?.memcpy_dtod(array, &mut slice.as_view_mut()))?;
+        described(described(home.cudarc())?.memcpy_dtod(array, &mut slice.as_view_mut()))?;
         self.pooled = Some(Pooled { slice, home, value: value.clone() });
         Ok(())
     }
 
-    fn read_pool(&mut self, x: usize, on: usize, view: bool) -> Told {
+    fn read_pool(&mut self, x: usize, on: usize, view: bool) -> Outcome {
         let (theirs, captured) = self.stream(on);
         let Some(Pooled { slice, value, .. }) = &mut self.pooled else { return Ok(()) };
         let to = &mut self.arrays[x];
@@ -521,12 +525,12 @@ impl<'a> World<'a> {
         if captured {
             return refused(&queued);
         }
-        told(queued)?;
+        described(queued)?;
         to.value = value.clone();
         Ok(())
     }
 
-    fn write_pool(&mut self, x: usize, on: usize) -> Told {
+    fn write_pool(&mut self, x: usize, on: usize) -> Outcome {
         let (theirs, captured) = self.stream(on);
         let from = &self.arrays[x];
         if let Some(to) = self.pooled.as_mut() {
@@ -537,29 +541,29 @@ impl<'a> World<'a> {
             if captured {
                 return refused(&queued);
             }
-            told(queued)?;
+            described(queued)?;
             to.value = from.value.clone();
         }
         Ok(())
     }
 
-    fn value(&mut self, which: usize) -> Told {
+    fn value(&mut self, which: usize) -> Outcome {
         let of = STREAMS_OF[which].clone();
         let captured = self.captured_on().is_some_and(|on| of.contains(&on));
         // The first stream of a value waits for the whole context, which no capture survives.
         if captured || which == 0 && self.captures() {
             return Ok(());
         }
-        self.others[which] = told(CudaContext::new(self.rig.ctx.ordinal()))?;
+        self.others[which] = described(CudaContext::new(self.rig.ctx.ordinal()))?;
         for on in of {
             self.streams[on] = a_stream(self.rig, &self.gpu, &self.others, on);
         }
         Ok(())
     }
 
-    fn capture(&mut self, on: usize, home: bool) -> Told {
+    fn capture(&mut self, on: usize, home: bool) -> Outcome {
         if self.captured.is_none() {
-            let what = if home { Captured::Home(on % HOMES) } else { Captured::Given(on) };
+            let what = if home { Captured::Home(on % HOMES) } else { Captured::TestStream(on) };
             // The legacy stream cannot.
             if let Some(theirs) = self.captures_on(what).filter(|s| s.cu_stream().addr() > 1) {
                 // Where nothing captures the rest is marked; on this stream nothing can be, from here on.
@@ -569,8 +573,8 @@ impl<'a> World<'a> {
                 }
                 (0..ARRAYS).try_for_each(|x| self.attempt(Call::Fill { x, value: 1 }))?;
                 (0..HOSTS).try_for_each(|host| self.attempt(Call::Write { host, value: 1 }))?;
-                told(self.gpu.synchronize())?;
-                told(theirs.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))?;
+                described(self.gpu.synchronize())?;
+                described(theirs.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))?;
                 self.captured = Some(what);
             }
         }
@@ -579,19 +583,19 @@ impl<'a> World<'a> {
 
     /// It lives, and nothing of ours is in its graph.
     #[allow(unsafe_code, reason = "foreign calls")]
-    fn graph(&mut self) -> Told {
+    fn graph(&mut self) -> Outcome {
         let Some(what) = self.captured.take() else { return Ok(()) };
         let theirs = self.captures_on(what).expect("it captured");
-        told(theirs.context().bind_to_thread())?;
+        described(theirs.context().bind_to_thread())?;
         // SAFETY: the stream is alive, and its capture began on it.
-        let graph = told(unsafe { result::stream::end_capture(theirs.cu_stream()) })?;
+        let graph = described(unsafe { result::stream::end_capture(theirs.cu_stream()) })?;
         let mut nodes = usize::MAX;
         // SAFETY: no list is wanted, and the number is a local's.
         let counted = unsafe { cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes) };
         let ours = nodes - core::mem::take(&mut self.null_fills);
         assert_eq!((counted, ours), (CUresult::CUDA_SUCCESS, 0), "nothing of ours is in it");
         // SAFETY: ended above, and nothing uses it.
-        told(unsafe { result::graph::destroy(graph) })
+        described(unsafe { result::graph::destroy(graph) })
     }
 
     /// All anew, where nothing captures: what could not be marked is open until then. What there was is looked at before, as far as that is
@@ -604,12 +608,12 @@ impl<'a> World<'a> {
         self.pooled = None;
         (0..ARRAYS).for_each(|x| self.make(Call::Renew { x }));
         (0..HOSTS).for_each(|host| self.make(Call::RenewHost { host }));
-        self.gpu.synchronize().expect("nobody captures");
+        self.gpu.synchronize().expect("no capture is open");
     }
 
     /// Nothing captures, says the program.
     pub fn synchronise(&self) {
-        self.gpu.synchronize().expect("nobody captures");
+        self.gpu.synchronize().expect("no capture is open");
     }
 
     pub fn captures(&self) -> bool {
@@ -619,14 +623,14 @@ impl<'a> World<'a> {
     /// The stream that captures, if cudarc is given it.
     pub fn captured_on(&self) -> Option<usize> {
         match self.captured {
-            Some(Captured::Given(on)) => Some(on),
+            Some(Captured::TestStream(on)) => Some(on),
             _ => None,
         }
     }
 
     fn captures_on(&self, what: Captured) -> Option<Arc<CudaStream>> {
         match what {
-            Captured::Given(on) => Some(Arc::clone(&self.streams[on].theirs)),
+            Captured::TestStream(on) => Some(Arc::clone(&self.streams[on].theirs)),
             Captured::Home(home) => self.homes[home].cudarc().ok(),
         }
     }
@@ -637,7 +641,7 @@ impl<'a> World<'a> {
 
     /// A stream, and whether other code captures on it.
     fn stream(&self, on: usize) -> (Arc<CudaStream>, bool) {
-        (Arc::clone(&self.streams[on].theirs), self.captured == Some(Captured::Given(on)))
+        (Arc::clone(&self.streams[on].theirs), self.captured == Some(Captured::TestStream(on)))
     }
 
     fn not_captured(&self, on: usize) -> Option<Arc<CudaStream>> {
@@ -670,12 +674,13 @@ impl<'a> World<'a> {
     }
 }
 
-fn told<T, E: core::fmt::Debug>(answer: Result<T, E>) -> Result<T, String> {
+/// The result with its error as text.
+fn described<T, E: core::fmt::Debug>(answer: Result<T, E>) -> Result<T, String> {
     answer.map_err(|e| format!("{e:?}"))
 }
 
-/// What it has to be.
-fn refused<T, E>(answer: &Result<T, E>) -> Told {
+/// Fails if the call succeeded.
+fn refused<T, E>(answer: &Result<T, E>) -> Outcome {
     if answer.is_ok() { Err("it was not refused".into()) } else { Ok(()) }
 }
 
@@ -700,15 +705,20 @@ fn zeroes(
         }
         gpu.zeros(WORDS, &home)
     });
-    Ok(Filled { array: told(array)?, home, number, value: Known::is(0) })
+    Ok(Filled { array: described(array)?, home, number, value: Known::is(0) })
 }
 
 /// The stream that a number stands for.
-pub fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2], number: usize) -> Given {
+pub fn a_stream(
+    rig: &Rig,
+    gpu: &Allocator<Cuda>,
+    others: &[Arc<CudaContext>; 2],
+    number: usize,
+) -> TestStream {
     let theirs = match number {
-        0 => return given(rig, gpu, Ours),
-        1 => return given(rig, gpu, Adopted),
-        2 => return given(rig, gpu, Unknown),
+        0 => return test_stream(rig, gpu, Ours),
+        1 => return test_stream(rig, gpu, Adopted),
+        2 => return test_stream(rig, gpu, Unknown),
         3 => rig.ctx.default_stream(),
         4 => rig.ctx.per_thread_stream(),
         5 => others[0].default_stream(),
@@ -716,7 +726,7 @@ pub fn a_stream(rig: &Rig, gpu: &Allocator<Cuda>, others: &[Arc<CudaContext>; 2]
         // Alone in its value: cudarc's tracking is off there, but for what a pooled slice does about it.
         _ => others[1].default_stream(),
     };
-    Given { theirs, ours: None }
+    TestStream { theirs, ours: None }
 }
 
 /// This thread's capture mode; answers what it was. The stand-in has a program end others' captures in any mode but the relaxed one.

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 /// Set for a child, to what it is to do.
 const ROLE: &str = "MILLPOND_TEST_ROLE";
 
-fn is_asked_for(role: &str) -> bool {
+fn is_requested(role: &str) -> bool {
     std::env::var_os(ROLE).is_some_and(|asked| asked == role)
 }
 
@@ -41,7 +41,7 @@ fn without_stream_ids_each_stream_has_a_number_and_raw_handles_are_refused() {
 #[test]
 #[ignore = "run by the test above, in a process of its own"]
 fn child_without_stream_ids() {
-    if !is_asked_for("ids") {
+    if !is_requested("ids") {
         return;
     }
     let fake = fake(When::Latest).expect("the parent says where it is");
@@ -49,7 +49,7 @@ fn child_without_stream_ids() {
     assert!(!cuda.has_stream_ids());
     let theirs = CudaContext::new(0).expect("cudarc's context");
     every_stream_has_one_number(&cuda, &theirs);
-    cudarcs_calls_know_who_is_held(&cuda, &theirs, &|| {
+    cudarcs_calls_know_which_streams_are_held(&cuda, &theirs, &|| {
         fake.calls("cuCtxRecordEvent") + fake.calls("cuCtxSynchronize")
     });
     drop((theirs, cuda));
@@ -105,7 +105,7 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     drop(mine);
     assert!(
         is_new(&cuda.per_thread_stream().expect("anew")),
-        "a number is remembered of a stream that nobody refers to"
+        "a number is remembered of a stream without references"
     );
     drop(legacy);
     assert!(is_new(&cuda.legacy_stream().expect("anew")) && is_new(&permanent()), "nor of any other");
@@ -114,7 +114,7 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
     }
 
     let refused = |e: Option<DriverError>| {
-        let e = e.expect("a handle is nobody's name");
+        let e = e.expect("a handle does not identify a stream");
         assert_eq!((e.call, e.code, e.kind), ("cuStreamGetId", 801, DriverErrorKind::NotSupported), "{e}");
         assert!(e.message.contains("no stream ids"), "{e}");
     };
@@ -127,13 +127,17 @@ fn every_stream_has_one_number(cuda: &Cuda, theirs: &Arc<CudaContext>) {
 }
 
 /// A use by cudarc on a stream that is held here is that stream's; on any other it is the whole context's.
-fn cudarcs_calls_know_who_is_held(cuda: &Cuda, theirs: &Arc<CudaContext>, marked: &dyn Fn() -> u64) {
+fn cudarcs_calls_know_which_streams_are_held(
+    cuda: &Cuda,
+    theirs: &Arc<CudaContext>,
+    marked: &dyn Fn() -> u64,
+) {
     let gpu = Allocator::new(cuda.clone(), Config::default()).expect("an allocator");
     let home = gpu.stream().expect("a stream");
     let (held, unknown) = (theirs.new_stream().expect("a stream"), theirs.new_stream().expect("a stream"));
     let adopted = gpu.adopt(cuda.adopt(Arc::clone(&held)).expect("adopted")).expect("a pool");
     let alias = home.cudarc().expect("its alias");
-    let uses = [(&alias, 0, "ours"), (&held, 0, "adopted"), (&unknown, 1, "nobody's")];
+    let uses = [(&alias, 0, "ours"), (&held, 0, "adopted"), (&unknown, 1, "unknown")];
     for ((stream, marks, whose), bytes) in uses.into_iter().zip([20 * MIB, 40 * MIB, 80 * MIB]) {
         let (x, mut y) = (
             gpu.zeros::<u32>(1000, &home).expect("an array"),
@@ -180,7 +184,7 @@ impl Drop for Things {
         drop(self.all.take());
         let farewells = asked() - before;
         assert!(farewells > 0, "destructors ask all the same");
-        assert_eq!(self.cuda.deferred(), Vec::new(), "that the driver is gone is no news at the end");
+        assert_eq!(self.cuda.deferred(), Vec::new(), "that the driver is gone is no error at the end");
         println!("{} went, {farewells} calls behind the driver", self.whose);
     }
 }
@@ -191,7 +195,7 @@ thread_local! {
 static OF_THE_PROCESS: Mutex<Option<Things>> = Mutex::new(None);
 
 extern "C" fn at_the_end() {
-    drop(OF_THE_PROCESS.lock().expect("nobody panicked").take());
+    drop(OF_THE_PROCESS.lock().expect("no thread panicked").take());
     println!("{DONE}");
 }
 
@@ -206,8 +210,8 @@ fn a_process_whose_driver_goes_first_ends_well() {
     let text = String::from_utf8_lossy(&out.stdout);
     let errors = String::from_utf8_lossy(&out.stderr);
     assert_eq!((out.status.code(), &*errors), (Some(0), ""), "{text}");
-    for told in ["the thread's went, ", "the process's went, ", DONE] {
-        assert!(text.contains(told), "{told}: {text}");
+    for expected in ["the thread's went, ", "the process's went, ", DONE] {
+        assert!(text.contains(expected), "{expected}: {text}");
     }
 }
 
@@ -218,14 +222,14 @@ fn child_outlives_its_driver() {
     unsafe extern "C" {
         fn atexit(function: extern "C" fn()) -> c_int;
     }
-    if !is_asked_for("end") {
+    if !is_requested("end") {
         return;
     }
     let fake = fake(When::Latest).expect("the parent says where it is");
     let cuda = Cuda::new(0).expect("the stand-in");
     let theirs = CudaContext::new(0).expect("cudarc's context");
     let pooled = cuda.clone().backing(Backing::Async { keep: 0 }).expect("pools");
-    *OF_THE_PROCESS.lock().expect("nobody panicked") = Some(Things::new("the process's", pooled, &theirs));
+    *OF_THE_PROCESS.lock().expect("no thread panicked") = Some(Things::new("the process's", pooled, &theirs));
     OF_THE_THREAD.with_borrow_mut(|mine| *mine = Some(Things::new("the thread's", cuda, &theirs)));
     drop(theirs);
     // SAFETY: the function takes nothing and lives as long as the process.

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use millpond::cuda::{Backing, Cuda, GpuHandle, GpuStream};
 use millpond::driver::{Copies, DriverResult, Fences, Mapping, Memory, StreamOptions};
 use millpond::units::Addr;
-use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Stream, Trim, kernel};
+use millpond::{Allocation, Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim, kernel};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub(crate) struct Program {
     body: fn(&Stage<'_>) -> Result<(), Error>,
     /// It uses what other code made.
     others: bool,
-    /// Calls of it whose failure it is told of, whatever the code.
-    pub(crate) told: &'static [&'static str],
+    /// Calls of it whose failure must be returned to it, whatever the code.
+    pub(crate) must_report: &'static [&'static str],
     /// Calls for memory of which one refusal is not reported: a ladder makes sure before it gives up.
     pub(crate) overcome: &'static [&'static str],
 }
@@ -35,7 +35,7 @@ pub(crate) const LAUNCHES: Program = Program {
     name: "launches",
     body: launches,
     others: false,
-    told: &["cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad", "cuLaunchKernel"],
+    must_report: &["cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad", "cuLaunchKernel"],
     overcome: BOTH,
 };
 
@@ -45,21 +45,26 @@ pub(crate) const PROGRAMS: &[Program] = &[
         name: "memory and order",
         body: memory_and_order,
         others: false,
-        told: &["cuStreamCreateWithPriority", "cuEventRecord", "cuStreamWaitEvent", "cuMemsetD8Async"],
+        must_report: &["cuStreamCreateWithPriority", "cuEventRecord", "cuStreamWaitEvent", "cuMemsetD8Async"],
         overcome: BOTH,
     },
     Program {
         name: "stream-ordered memory",
         body: stream_ordered,
         others: false,
-        told: &["cuMemPoolCreate", "cuMemPoolSetAttribute", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"],
+        must_report: &[
+            "cuMemPoolCreate",
+            "cuMemPoolSetAttribute",
+            "cuMemAllocFromPoolAsync",
+            "cuMemFreeAsync",
+        ],
         overcome: &["cuMemHostAlloc"],
     },
     Program {
         name: "virtual memory",
         body: virtual_memory,
         others: false,
-        told: &[
+        must_report: &[
             "cuMemAddressReserve",
             "cuMemCreate",
             "cuMemMap",
@@ -74,7 +79,13 @@ pub(crate) const PROGRAMS: &[Program] = &[
         name: "our kernels",
         body: kernels,
         others: false,
-        told: &["cuModuleLoadData", "cuModuleGetFunction", "cuFuncLoad", "cuLaunchKernel", "cuMemHostAlloc"],
+        must_report: &[
+            "cuModuleLoadData",
+            "cuModuleGetFunction",
+            "cuFuncLoad",
+            "cuLaunchKernel",
+            "cuMemHostAlloc",
+        ],
         overcome: &[],
     },
     LAUNCHES,
@@ -82,21 +93,26 @@ pub(crate) const PROGRAMS: &[Program] = &[
         name: "arrays",
         body: arrays,
         others: false,
-        told: &["cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpy2DAsync_v2"],
+        must_report: &[
+            "cuMemcpyHtoDAsync_v2",
+            "cuMemcpyDtoHAsync_v2",
+            "cuMemcpyDtoDAsync_v2",
+            "cuMemcpy2DAsync_v2",
+        ],
         overcome: BOTH,
     },
     Program {
         name: "two devices",
         body: two_devices,
         others: false,
-        told: &["cuMemcpyPeerAsync"],
+        must_report: &["cuMemcpyPeerAsync"],
         overcome: BOTH,
     },
     Program {
         name: "others' streams",
         body: others_streams,
         others: true,
-        told: &["cuStreamIsCapturing", "cuStreamGetCtx", "cuStreamGetId", "cuStreamGetFlags"],
+        must_report: &["cuStreamIsCapturing", "cuStreamGetCtx", "cuStreamGetId", "cuStreamGetFlags"],
         overcome: &["cuMemAlloc_v2"],
     },
 ];
@@ -190,7 +206,11 @@ fn stream_ordered(stage: &Stage<'_>) -> Result<(), Error> {
 /// Two streams, reuse in order, cross-stream uses, an inserted wait, pinned memory, copies, a trim.
 #[allow(unsafe_code, reason = "fills and copies work on raw memory")]
 fn order_on(cuda: &Cuda, stage: &Stage<'_>) -> Result<(), Error> {
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)).pinned_limit(MIB);
+    let config = Config::default()
+        .reuse(Reuse::WithWaits)
+        .growth(Growth::Exact)
+        .limit(Limit::Bytes(4 * MIB))
+        .pinned_limit(MIB);
     // Scrubbing, so that fills fail too: at an allocation, and before memory goes back.
     let config = config.bounded_wait(Duration::from_millis(10)).scrub(true);
     let gpu = Allocator::new(cuda.clone(), config)?;

@@ -1,5 +1,5 @@
-//! Whether a library is as new as its sources: cargo builds a test anew and not the library that it opens, and a folder of builds may
-//! hold another's. Included by the tests that open one; knows no library.
+//! Whether a library is as new as its sources: cargo builds a test anew but not the library that it loads, and a build folder may
+//! have one of another build. Included by the tests that load a library; it knows none of them.
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Fails unless a file is as new as all that lies in these folders, tests and planted bugs apart, which no library is made from.
+/// Fails unless a file is as new as all files in these folders, except tests and planted bugs, which are not part of a library.
 pub fn is_fresh(library: &Path, sources: &[&Path]) {
     let built = modified(library).expect("cargo builds the library before its tests");
     let newest = sources.iter().filter_map(|folder| newest(folder)).max();
@@ -26,7 +26,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 
 fn newest(folder: &Path) -> Option<(SystemTime, PathBuf)> {
     let paths = folder.read_dir().ok()?.flatten().map(|entry| entry.path());
-    // What only a build with planted bugs compiles is none of an ordinary one's, and cargo does not build that anew for it.
+    // Files that only a build with planted bugs compiles do not count for an ordinary build: cargo does not build that anew for them.
     let is_left_out = |name: &OsStr| name == "tests" || !cfg!(millpond_mutants) && name == "mutant";
     let paths = paths.filter(|path| !path.file_stem().is_some_and(is_left_out));
     paths

@@ -1,4 +1,4 @@
-//! Gives the library the name that programs ask the loader for, so that one already loaded is found by it.
+//! Gives the library the soname that programs load, so that the loader finds it if it is loaded already.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,5 +1,5 @@
-//! A test's hand on the stand-in driver: loads it by its path, so that whoever asks the loader for `libcuda.so` later
-//! gets it, and steers it by its control functions. Included by the tests that need it; knows no test.
+//! Access to the stand-in driver for tests: loads it by its path, so that code which loads `libcuda.so` later gets it, and
+//! controls it by its control functions. Included by the tests that need it; knows no test.
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses some of it")]
 
@@ -12,18 +12,18 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// When the stand-in's device runs what is queued.
+/// When the stand-in's device runs queued work.
 #[derive(Clone, Copy, Debug)]
 pub enum When {
     /// At once.
     Earliest,
     /// As late as legal.
     Latest,
-    /// By a seeded coin.
+    /// At random, with this seed.
     Random(u64),
 }
 
-/// The stand-in, held by one test at a time: there is one driver in a process.
+/// The stand-in, which one test holds at a time, because a process has one driver.
 pub struct Fake {
     library: &'static Library,
     _turn: MutexGuard<'static, ()>,
@@ -32,33 +32,33 @@ pub struct Fake {
 static TURN: Mutex<()> = Mutex::new(());
 static LIBRARY: LazyLock<Option<Library>> = LazyLock::new(|| {
     let path = path()?;
-    // millpond's backend is told where its driver is, so that it takes this one also where there is a real one.
+    // This variable makes millpond's backend load the stand-in even where there is a real driver.
     #[allow(unsafe_code, reason = "the environment belongs to all threads")]
     // SAFETY: Rust's own accesses to the environment take a lock, and nothing else in a test reads it.
     unsafe {
         std::env::set_var("MILLPOND_LIBCUDA", &path);
     }
     #[allow(unsafe_code, reason = "loading a library runs its initialisers")]
-    // SAFETY: the stand-in has none of its own beyond Rust's.
+    // SAFETY: the stand-in has no initialisers beyond Rust's.
     let library = unsafe { Library::new(path) };
     Some(library.expect("the stand-in is there and must load"))
 });
 
 impl Drop for Fake {
-    /// Leaves nothing of a test to the next one, nor to whoever looks for leaks of the process.
+    /// Resets the driver, so that nothing of a test is left for the next one, or for a check for leaks of the process.
     fn drop(&mut self) {
         self.reset(0, 0, When::Earliest);
     }
 }
 
-/// Where the stand-in is: named by `MILLPOND_FAKE_LIBCUDA`, or beside this test, where cargo builds it. One that is older than its
-/// sources is refused, unless it was named: whoever names one has built it, as checks do, in a folder of their own.
+/// The path of the stand-in: the one in `MILLPOND_FAKE_LIBCUDA`, or the one beside this test, where cargo builds it. One that is older than
+/// its sources is refused, unless the variable names it, as the checks do, which build it in a folder of their own.
 pub fn path() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("MILLPOND_FAKE_LIBCUDA") {
         return Some(named.into());
     }
     let found = beside()?;
-    // Of the package that this test is of, or of the one around it. Where there is neither, as on a GPU machine, nothing was built.
+    // The sources are in this test's package or in its parent folder. If there are none, as on a GPU machine, the stand-in is not checked.
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     if let Some(root) = [here, &here.join("..")].into_iter().find(|root| root.join(SOURCE).exists()) {
         let sources = [SOURCE, "sim/src", "driver/src"].map(|folder| root.join(folder));
@@ -67,7 +67,7 @@ pub fn path() -> Option<PathBuf> {
     Some(found)
 }
 
-/// Of the stand-in; beside it are those of the simulated device, which it is.
+/// The sources of the stand-in; those of the simulated device are beside them.
 const SOURCE: &str = "tests/fake_libcuda/src";
 
 fn beside() -> Option<PathBuf> {
@@ -76,22 +76,22 @@ fn beside() -> Option<PathBuf> {
     [beside.join("libfake_libcuda.so"), beside.join("../libfake_libcuda.so")].into_iter().find(|p| p.exists())
 }
 
-/// Says a whole line past the test harness, which hides what a passing test prints.
+/// Prints a whole line past the test harness, which hides what a passing test prints.
 pub fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-/// Says why a test was skipped.
+/// Prints why a test was skipped.
 pub fn skipped(why: &str) {
     say(&format!("SKIPPED: {why}"));
 }
 
-/// Says that a test was skipped because there is no stand-in.
+/// Prints that a test was skipped because there is no stand-in.
 pub fn not_built() {
     skipped("the stand-in driver is not built: run .ci/fake-cuda, or cargo test --workspace");
 }
 
-/// The stand-in with fresh devices, or `None` where it was not built.
+/// The stand-in with fresh devices, or `None` if it was not built.
 pub fn fake(capacity: u64, devices: u32, when: When) -> Option<Fake> {
     let library = LIBRARY.as_ref()?;
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +100,7 @@ pub fn fake(capacity: u64, devices: u32, when: When) -> Option<Fake> {
     Some(fake)
 }
 
-/// The same, and says so where it was not built.
+/// The same, and prints a line if it was not built.
 pub fn fake_or_skip(capacity: u64, devices: u32, when: When) -> Option<Fake> {
     let fake = fake(capacity, devices, when);
     if fake.is_none() {
@@ -120,10 +120,10 @@ impl Fake {
         Fake::read(found)
     }
     fn read(text: *const c_char) -> Option<String> {
-        // SAFETY: null, or a text that stays until the function is called again; this test has the driver to itself.
+        // SAFETY: null, or a text that stays until the function is called again; no other test uses the driver meanwhile.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
     }
-    /// Begins again with fresh devices.
+    /// Starts again with fresh devices.
     pub fn reset(&self, capacity: u64, devices: u32, when: When) {
         let (schedule, seed) = match when {
             When::Earliest => (0, 0),
@@ -134,7 +134,7 @@ impl Fake {
             capacity, devices, schedule, seed,
         );
     }
-    /// A context beside the device's primary one; it is current on this thread.
+    /// A context besides the device's primary one; it is current on this thread.
     pub fn second_context(&self, device: u32) -> u64 {
         type Create = extern "C" fn(*mut u64, *mut u8, u32, i32) -> u32;
         let mut context = 0;
@@ -144,18 +144,18 @@ impl Fake {
             0,
             device.cast_signed(),
         );
-        assert_eq!(answer, 0, "made");
+        assert_eq!(answer, 0, "the context is created");
         context
     }
-    /// What was violated, if anything.
+    /// The oracle's verdict: the violation, if there is one.
     pub fn verdict(&self) -> Option<String> {
         self.text("millpond_fake_verdict")
     }
-    /// What was not given back, a line each.
+    /// What was not given back, one line each.
     pub fn leaks(&self) -> Option<String> {
         self.text("millpond_fake_leaks")
     }
-    /// Why the last call that failed did.
+    /// The reason of the last failed call.
     pub fn last_refusal(&self) -> Option<String> {
         self.text("millpond_fake_last_refusal")
     }
@@ -182,7 +182,7 @@ impl Fake {
         let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_next");
         plant(name.as_ptr(), nth, code);
     }
-    /// The `nth` call of these functions from now on that the calling thread makes fails; 0 takes that back.
+    /// The `nth` call of these functions from now on that the calling thread makes fails; 0 removes the fault.
     pub fn fail_here(&self, names: &[&str], nth: u64, code: u32) {
         let names = CString::new(names.join(",")).expect("names");
         let plant = self.symbol::<extern "C" fn(*const c_char, u64, u32)>("millpond_fake_fail_here_of");
@@ -200,7 +200,7 @@ impl Fake {
     pub fn struck_here(&self) -> Option<String> {
         self.text("millpond_fake_struck_here")
     }
-    /// The next queries answer "not ready".
+    /// The next queries return "not ready".
     pub fn not_ready(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_not_ready")(times);
     }
@@ -208,7 +208,7 @@ impl Fake {
     pub fn askew(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_askew")(times);
     }
-    /// How patient a program must be with a device that runs late.
+    /// After how many "not ready" results in a row a late device completes the queried work.
     pub fn patience(&self, times: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_patience")(times);
     }
@@ -216,19 +216,19 @@ impl Fake {
     pub fn lose_context(&self, code: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_lose_context")(code);
     }
-    /// The driver is shut down, as at the end of a process: every call answers 4.
+    /// The driver is shut down, as at the end of a process: every call returns 4.
     pub fn shut_down(&self) {
         self.symbol::<extern "C" fn()>("millpond_fake_shut_down")();
     }
-    /// What devices answer for an attribute.
+    /// Sets the value that devices return for an attribute.
     pub fn attribute(&self, attribute: u32, value: i32) {
         self.symbol::<extern "C" fn(u32, i32)>("millpond_fake_attribute")(attribute, value);
     }
-    /// Takes planted faults back.
+    /// Removes planted faults.
     pub fn clear_faults(&self) {
         self.symbol::<extern "C" fn()>("millpond_fake_clear_faults")();
     }
-    /// The version that the driver says it is.
+    /// Sets the version that the driver returns.
     pub fn driver_version(&self, version: u32) {
         self.symbol::<extern "C" fn(u32)>("millpond_fake_driver_version")(version);
     }

@@ -33,9 +33,9 @@ mod traces {
             fn every_trace_of_the_model_is_a_test() {
                 // "  Mutant: what went wrong | shrunk ..."
                 let file = include_str!("../lawmodel/traces.txt");
-                let told = file.lines().filter(|l| l.contains(" | shrunk ")).map(|l| l.trim().split(':').next());
-                let told: Vec<&str> = told.flatten().collect();
-                assert_eq!(told, [$($trace),+]);
+                let traces = file.lines().filter(|l| l.contains(" | shrunk ")).map(|l| l.trim().split(':').next());
+                let traces: Vec<&str> = traces.flatten().collect();
+                assert_eq!(traces, [$($trace),+]);
             }
         };
     }

@@ -10,7 +10,7 @@
 
 use super::judge::{self, rounds};
 use super::run::{Pace, Run, Soaked};
-use super::{gpu_soak, lasting, programs, random, whole};
+use super::{gpu_soak, lasting, programs, random, requirement_tests};
 use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -38,7 +38,7 @@ fn jobs() -> Vec<Job> {
             (format!("lasting::{name}::{pace:?}"), Box::new(move || lasting::run(name, Run::steady(pace))))
         })
     });
-    named.chain(whole::all()).chain(lasting).chain(random).collect()
+    named.chain(requirement_tests::all()).chain(lasting).chain(random).collect()
 }
 
 fn number(name: &str) -> Option<usize> {
@@ -92,7 +92,7 @@ fn every_program() {
     // It judges itself, by the counters that it prints.
     if wanted("gpu_soak") {
         let rounds = gpu_soak::Rounds { pairs: rounds(), crossings: rounds() };
-        gpu_soak::soak(gpu_soak::simulated(), rounds, None).expect("examples/gpu_soak.rs");
+        gpu_soak::soak(gpu_soak::simulated(), rounds, None).expect("benches/gpu/gpu_soak.rs");
     }
     let failed = failed.into_inner();
     assert_eq!(failed, 0, "of {} programs: the lines that begin with FAIL", jobs.len());

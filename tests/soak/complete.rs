@@ -1,8 +1,8 @@
-//! Whether every program that others will run in a loop has one here: reads which examples, README programs and rows there are.
+//! Whether every program that others will run in a loop has one here: reads which examples, README programs and requirements there are.
 //!
 //! It does not know what a loop does, but that it is one: programs are listed by the macros that make the tests of them.
 
-use super::{lasting, programs, whole};
+use super::{lasting, programs, requirement_tests};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ fn read(path: &str) -> String {
 
 /// Everything that runs in a loop on a device and an allocator that live through all of it, by its name.
 fn loops() -> BTreeSet<&'static str> {
-    programs::NAMES.iter().chain(lasting::NAMES).copied().chain(whole::staying()).collect()
+    programs::NAMES.iter().chain(lasting::NAMES).copied().chain(requirement_tests::staying()).collect()
 }
 
 /// Tests that are repeated from beginning to end, with a device or an allocator of each round's: of what they leave nothing can pile up but host memory.
 fn repeated() -> BTreeSet<&'static str> {
-    let own = whole::OWN.iter().flat_map(|rows| rows.iter().map(|row| row.0));
-    whole::SUITE.iter().copied().chain(own).collect()
+    let own = requirement_tests::OWN.iter().flat_map(|tests| tests.iter().map(|test| test.0));
+    requirement_tests::SUITE.iter().copied().chain(own).collect()
 }
 
 // Examples.
@@ -33,15 +33,20 @@ const NAMED_OTHERWISE: &[(&str, &str)] = &[
     ("gpu_soak", "gpu_soak::soak("),
 ];
 
-/// The examples that run without a GPU: those for which Cargo.toml asks no `cuda`.
-fn examples_without_a_gpu(manifest: &str, files: impl IntoIterator<Item = String>) -> Vec<String> {
-    let needs_a_gpu = |name: &str| {
-        manifest.split("[[example]]").skip(1).any(|section| {
-            let section = section.split("\n[").next().unwrap_or_default();
-            section.contains(&format!("name = \"{name}\"")) && section.contains("\"cuda\"")
+/// The examples that run without a GPU: those for which their package's manifest asks no `cuda`.
+fn without_a_gpu(manifests: &[String], examples: &[Example]) -> Vec<Example> {
+    let needs_a_gpu = |example: &&Example| {
+        let sections = manifests.iter().flat_map(|manifest| manifest.split("\n[[").skip(1));
+        sections.map(|section| section.split("\n[").next().unwrap_or_default()).any(|section| {
+            section.contains(&format!("name = \"{}\"", example.name)) && section.contains("\"cuda\"")
         })
     };
-    files.into_iter().filter(|name| !needs_a_gpu(name)).collect()
+    examples.iter().filter(|example| !needs_a_gpu(example)).cloned().collect()
+}
+
+/// The manifests of the packages whose examples and programs are looked at.
+fn manifests() -> [String; 2] {
+    [read("Cargo.toml"), read("benches/gpu/Cargo.toml")]
 }
 
 /// Examples that need CUDA and have no loop in `tests/cudarc_soak.rs`, and why.
@@ -52,55 +57,73 @@ const NO_LOOP_ON_CUDA: &[(&str, &str)] = &[
 ];
 
 /// Examples that need CUDA, and neither have a loop nor a reason.
-fn forgotten(examples: &[String], without_a_gpu: &[String], soak: &str) -> Vec<String> {
-    let has_one = |name: &str| {
-        soak.contains(&format!("#[path = \"../examples/{name}.rs\"]")) && soak.contains(&format!("{name}::"))
+fn forgotten(examples: &[Example], without_a_gpu: &[Example], soak: &str) -> Vec<String> {
+    let has_one = |example: &Example| {
+        soak.contains(&example.as_module()) && soak.contains(&format!("{}::", example.name))
     };
-    let need_cuda = examples.iter().filter(|name| !without_a_gpu.contains(name));
-    let lacks = need_cuda.filter(|name| !has_one(name) && NO_LOOP_ON_CUDA.iter().all(|(of, _)| of != name));
-    lacks.cloned().collect()
+    let need_cuda = examples.iter().filter(|example| !without_a_gpu.contains(example));
+    let lacks = need_cuda
+        .filter(|example| !has_one(example) && NO_LOOP_ON_CUDA.iter().all(|(of, _)| *of != example.name));
+    lacks.map(|example| example.name.clone()).collect()
 }
 
 #[test]
 fn every_example_that_needs_cuda_has_a_loop_or_a_reason() {
     let (mut examples, soak) = (examples(), read("tests/cudarc_soak.rs"));
-    let without_a_gpu = examples_without_a_gpu(&read("Cargo.toml"), examples.clone());
+    let without_a_gpu = without_a_gpu(&manifests(), &examples);
     assert_eq!(forgotten(&examples, &without_a_gpu, &soak), Vec::<String>::new());
     for (name, why) in NO_LOOP_ON_CUDA {
-        assert!(examples.iter().any(|e| e == name) && !without_a_gpu.iter().any(|e| e == name), "{name}");
+        let is_in = |examples: &[Example]| examples.iter().any(|example| example.name == *name);
+        assert!(is_in(&examples) && !is_in(&without_a_gpu), "{name}");
         assert!(!soak.contains(&format!("{name}.rs\"]")), "{name} has a loop, in spite of: {why}");
     }
     // It can fail.
-    examples.push("new".to_owned());
+    examples.push(Example { folder: "examples", name: "new".to_owned() });
     assert_eq!(forgotten(&examples, &without_a_gpu, &soak), ["new"]);
-    assert_eq!(forgotten(&examples, &without_a_gpu, ""), ["gpu_rows", "new"]);
+    assert_eq!(forgotten(&examples, &without_a_gpu, ""), ["gpu_costs", "new"]);
 }
 
-/// The examples: files, and folders with a `main.rs`.
-fn examples() -> Vec<String> {
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(root().join("examples")).expect("examples") {
-        let path = entry.expect("an entry").path();
-        let is_example = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
-        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        names.extend(is_example.then_some(name));
+/// An example, or a program for a GPU's machine.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Example {
+    folder: &'static str,
+    name: String,
+}
+
+impl Example {
+    /// How its very code becomes a module of a soak.
+    fn as_module(&self) -> String {
+        format!("#[path = \"../{}/{}.rs\"]", self.folder, self.name)
     }
-    names.sort();
-    names
+}
+
+/// All of them: files, and folders with a `main.rs`.
+fn examples() -> Vec<Example> {
+    let mut found = Vec::new();
+    for folder in ["benches/gpu", "examples"] {
+        for entry in std::fs::read_dir(root().join(folder)).expect(folder) {
+            let path = entry.expect("an entry").path();
+            let is_one = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            found.extend(is_one.then_some(Example { folder, name }));
+        }
+    }
+    found.sort();
+    found
 }
 
 #[test]
 fn every_example_that_needs_no_gpu_has_a_loop() {
-    let examples = examples_without_a_gpu(&read("Cargo.toml"), examples());
+    let examples = without_a_gpu(&manifests(), &examples());
     assert!(examples.len() >= 4, "{examples:?}");
     let (loops, front) = (loops(), read("tests/soak.rs"));
-    let has_one = |name: &str| {
+    let has_one = |example: &Example| {
+        let name = example.name.as_str();
         let called = NAMED_OTHERWISE.iter().any(|(of, call)| *of == name && front.contains(call));
         // By the very code: the example's file is a module here.
-        let included = front.contains(&format!("#[path = \"../examples/{name}.rs\"]"));
-        included && (loops.contains(name) || called)
+        front.contains(&example.as_module()) && (loops.contains(name) || called)
     };
-    let without: Vec<_> = examples.iter().filter(|name| !has_one(name)).collect();
+    let without: Vec<_> = examples.iter().filter(|example| !has_one(example)).collect();
     assert!(without.is_empty(), "examples without a loop in tests/soak: {without:?}");
 }
 
@@ -229,9 +252,9 @@ fn every_other_readme_has_a_reason() {
     assert_eq!(beside(), reasons);
 }
 
-// Rows.
+// Requirements.
 
-/// Rows that have no loop of their own code, and one of their shape: the row, and the steady program.
+/// Requirements whose tests have no loop of their own code but one of their shape: the id, and the steady program.
 const BY_SHAPE: &[(&str, &str)] = &[
     // Its test compares two numbers of epochs on purpose; the program goes on with them.
     ("D5", "streams_come_and_go"),
@@ -239,27 +262,27 @@ const BY_SHAPE: &[(&str, &str)] = &[
     ("T11", "two_cross_stream_users"),
 ];
 
-/// Rows that cannot be looped, and why.
+/// Requirements whose tests cannot be looped, and why.
 const NO_LOOP: &[(&str, &str)] = &[
     (
         "C4",
         "where the CUDA backend takes memory from: its test runs on the stand-in driver. What the allocator does otherwise where frees wait for nothing, rung 7 of its ladder, random programs do (`some_programs_have_little_memory`)",
     ),
-    ("T15", "its test reads the sources: no stream is kept where nobody named it"),
+    ("T15", "its test reads the sources: no stream is kept where no call named it"),
     ("G4", "its test reads the sources: a thread keeps nothing that an order depends on"),
     ("7.14", "a double free is a panic that leaves its allocator behind, forgotten on purpose"),
 ];
 
-/// A row of the table: its id, and the tests that show it.
+/// A requirement of the table: its id, and the tests that show it.
 #[derive(PartialEq, Eq, Debug)]
-struct Row {
+struct Requirement {
     id: String,
     tests: Vec<String>,
 }
 
-/// The rows that tests on some device show. Every list of evidence follows two texts, the row's id and what must hold.
-fn rows(table: &str) -> Vec<Row> {
-    let mut rows = Vec::new();
+/// The requirements that tests on some device show. Every list of evidence follows two texts, the requirement's id and what must hold.
+fn requirements(table: &str) -> Vec<Requirement> {
+    let mut found = Vec::new();
     for (at, _) in table.match_indices("&[") {
         let mut texts = table[..at].rsplit('"');
         let (Some(_), Some(_), Some(_), Some(id)) = (texts.next(), texts.next(), texts.next(), texts.next())
@@ -273,10 +296,10 @@ fn rows(table: &str) -> Vec<Row> {
         let tests: Vec<String> =
             shown.filter_map(|(_, what)| Some(what.rsplit('"').nth(1)?.to_owned())).collect();
         if !tests.is_empty() {
-            rows.push(Row { id: id.to_owned(), tests });
+            found.push(Requirement { id: id.to_owned(), tests });
         }
     }
-    rows
+    found
 }
 
 /// The table of tests/architecture/requirements.rs.
@@ -287,32 +310,33 @@ fn table() -> String {
     table.split("\n];").next().expect("its end").to_owned()
 }
 
-/// Rows without a loop.
-fn without_a_loop(rows: &[Row], loops: &BTreeSet<&str>) -> Vec<String> {
-    let by_shape = |id: &str| BY_SHAPE.iter().any(|(row, program)| *row == id && loops.contains(program));
-    let lacks = rows.iter().filter(|row| {
-        !row.tests.iter().any(|test| loops.contains(test.as_str()))
-            && !by_shape(&row.id)
-            && !NO_LOOP.iter().any(|(id, _)| *id == row.id)
+/// Requirements without a loop.
+fn without_a_loop(requirements: &[Requirement], loops: &BTreeSet<&str>) -> Vec<String> {
+    let by_shape = |id: &str| BY_SHAPE.iter().any(|(shown, program)| *shown == id && loops.contains(program));
+    let lacks = requirements.iter().filter(|requirement| {
+        !requirement.tests.iter().any(|test| loops.contains(test.as_str()))
+            && !by_shape(&requirement.id)
+            && !NO_LOOP.iter().any(|(id, _)| *id == requirement.id)
     });
-    lacks.map(|row| format!("{} {:?}", row.id, row.tests)).collect()
+    lacks.map(|requirement| format!("{} {:?}", requirement.id, requirement.tests)).collect()
 }
 
 #[test]
-fn every_row_has_a_loop() {
-    let (rows, mut loops) = (rows(&table()), loops());
-    assert!(rows.len() > 60, "{} rows that tests show", rows.len());
-    assert_eq!(without_a_loop(&rows, &loops), Vec::<String>::new());
-    // It can fail: a row is named though its test is repeated from beginning to end.
-    let d07 = "d07_a_pinned_request_takes_what_was_asked";
+fn every_requirement_has_a_loop() {
+    let (requirements, mut loops) = (requirements(&table()), loops());
+    assert!(requirements.len() > 60, "{} requirements that tests show", requirements.len());
+    assert_eq!(without_a_loop(&requirements, &loops), Vec::<String>::new());
+    // It can fail: a requirement is named though its test is repeated from beginning to end.
+    let d07 = "d07_a_pinned_request_takes_what_was_requested";
     assert!(loops.remove(d07) && repeated().contains(d07), "the loop of D7");
-    assert_eq!(without_a_loop(&rows, &loops), [format!("D7 [\"{d07}\"]")]);
-    assert!(without_a_loop(&rows, &BTreeSet::new()).len() > 70, "without loops all are named");
-    // Nothing stands on a list of exceptions that has a loop, or is no row.
+    assert_eq!(without_a_loop(&requirements, &loops), [format!("D7 [\"{d07}\"]")]);
+    assert!(without_a_loop(&requirements, &BTreeSet::new()).len() > 70, "without loops all are named");
+    // Nothing stands on a list of exceptions that has a loop, or is no requirement.
     for (id, why) in NO_LOOP.iter().chain(BY_SHAPE) {
-        let row = rows.iter().find(|row| row.id == *id).unwrap_or_else(|| panic!("{id} is no row"));
+        let requirement =
+            requirements.iter().find(|r| r.id == *id).unwrap_or_else(|| panic!("{id} is no requirement"));
         assert!(
-            !row.tests.iter().any(|test| loops.contains(test.as_str())),
+            !requirement.tests.iter().any(|test| loops.contains(test.as_str())),
             "{id} has a loop, in spite of: {why}"
         );
         assert!(!why.is_empty());
@@ -326,12 +350,11 @@ const ONCE: &[&str] = &[
     "h02_a_peer_copy_is_ordered_if_the_driver_panics",
 ];
 
-/// Tests of rows that a row's list does not name are repeated too: a new one is added there.
+/// Tests in the files of requirements that the table does not name are repeated too: a new one is added to its file's list.
 #[test]
-fn every_test_of_rows_is_repeated() {
+fn every_test_of_requirements_is_repeated() {
     let repeated = repeated();
-    for file in
-        ["tests/allocator/rows_allocator.rs", "tests/arrays/transfers.rs", "tests/allocator/parity.rs"]
+    for file in ["tests/allocator/requirements.rs", "tests/arrays/transfers.rs", "tests/allocator/parity.rs"]
     {
         let text = read(file);
         let tests: Vec<&str> = text
@@ -349,5 +372,5 @@ fn every_test_of_rows_is_repeated() {
 #[test]
 fn the_table_is_read_as_it_stands() {
     let table = "    (\"A1\", Talk, \"what, and why\", &[Owed(\"x\")]),\n    (\n        \"A2\",\n        Talk,\n        \"two\",\n        &[\n            Suite(\"s\"),\n            Bench(F, \"b\"),\n            Test(\n                \"tests/f.rs\",\n                \"t\",\n            ),\n        ],\n    ),\n";
-    assert_eq!(rows(table), [Row { id: "A2".into(), tests: vec!["s".into(), "t".into()] }]);
+    assert_eq!(requirements(table), [Requirement { id: "A2".into(), tests: vec!["s".into(), "t".into()] }]);
 }

@@ -26,12 +26,12 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    told: Condvar,
+    wake: Condvar,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with it")
+        self.state.lock().expect("no thread panics while it holds the lock")
     }
 }
 
@@ -43,9 +43,9 @@ pub struct Crew {
 
 /// The table in which parked threads are found grows with the number of threads that ever parked, and never shrinks: it counts for no account.
 fn park_once() {
-    Account::nobody().scope(|| {
-        let (lock, told) = (parking_lot::Mutex::new(()), parking_lot::Condvar::new());
-        told.wait_for(&mut lock.lock(), Duration::from_nanos(1));
+    Account::unassigned().scope(|| {
+        let (lock, wake) = (parking_lot::Mutex::new(()), parking_lot::Condvar::new());
+        wake.wait_for(&mut lock.lock(), Duration::from_nanos(1));
     });
 }
 
@@ -53,7 +53,7 @@ impl Crew {
     /// So many threads, on the account and with the planted bug of this one. `work` receives the thread's number and its work.
     pub fn new(threads: usize, work: impl Fn(usize, Task) + Send + Sync + 'static) -> Crew {
         let state = State { tasks: vec![None; threads], over: false, failed: None };
-        let shared = Arc::new(Shared { state: Mutex::new(state), told: Condvar::new() });
+        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new() });
         let (work, account) = (Arc::new(work), Account::here());
         #[cfg(millpond_mutants)]
         let bug = millpond::mutant::current();
@@ -73,7 +73,7 @@ impl Crew {
     /// Gives a thread something to do.
     pub fn give(&self, thread: usize, task: Task) {
         self.shared.lock().tasks[thread] = Some(task);
-        self.shared.told.notify_all();
+        self.shared.wake.notify_all();
     }
 
     /// Waits until all have done what they were given.
@@ -83,7 +83,7 @@ impl Crew {
     pub fn rest(&self) {
         let mut state = self.shared.lock();
         while state.tasks.iter().any(Option::is_some) {
-            state = self.shared.told.wait(state).expect("nobody panics with it");
+            state = self.shared.wake.wait(state).expect("no thread panics while it holds the lock");
         }
         let failed = state.failed.take();
         drop(state);
@@ -97,7 +97,7 @@ fn works(shared: &Shared, me: usize, work: &dyn Fn(usize, Task)) {
     let mut state = shared.lock();
     while !state.over {
         let Some(task) = state.tasks[me] else {
-            state = shared.told.wait(state).expect("nobody panics with it");
+            state = shared.wake.wait(state).expect("no thread panics while it holds the lock");
             continue;
         };
         drop(state);
@@ -107,14 +107,14 @@ fn works(shared: &Shared, me: usize, work: &dyn Fn(usize, Task)) {
             state.failed = Some(why.downcast_ref::<String>().cloned().unwrap_or_default());
         }
         state.tasks[me] = None;
-        shared.told.notify_all();
+        shared.wake.notify_all();
     }
 }
 
 impl Drop for Crew {
     fn drop(&mut self) {
         self.shared.lock().over = true;
-        self.shared.told.notify_all();
+        self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
             // Its panic was reported.
             let _ = thread.join();

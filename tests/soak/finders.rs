@@ -28,7 +28,7 @@ pub const BY_WHAT_GROWS: &[Bug] = &[
     Bug::LeakUnpooled,
     Bug::LeakUnfiled,
     Bug::LeakKept,
-    // In programs of its own (`unasked`).
+    // In programs of its own (`unqueried`).
     Bug::LeakUnordered,
     Bug::SweepNever,
     Bug::UsesNeverCrowded,

@@ -8,19 +8,19 @@ use std::fmt::Write;
 pub const PERIOD: u64 = 100;
 
 /// What `MILLPOND_SOAK_ROUNDS` says.
-pub fn rounds_asked() -> Option<u64> {
+pub fn rounds_requested() -> Option<u64> {
     let asked = std::env::var("MILLPOND_SOAK_ROUNDS").ok();
     asked.map(|n| n.replace('_', "").parse().expect("MILLPOND_SOAK_ROUNDS is a number"))
 }
 
 /// Whether this is an ordinary run of the tests, which has a part of what takes minutes: `.ci/soak` asks for all rounds.
 pub fn is_ordinary() -> bool {
-    rounds_asked().is_none()
+    rounds_requested().is_none()
 }
 
 /// Rounds of a run: 4,000, or what was asked for; 10,000 where bugs are planted, which have to show. The first thousand are compared then, as of 10,000 ([`first_tenth`]).
 pub fn rounds() -> u64 {
-    let rounds = rounds_asked().unwrap_or(if cfg!(millpond_mutants) { 10_000 } else { 4_000 });
+    let rounds = rounds_requested().unwrap_or(if cfg!(millpond_mutants) { 10_000 } else { 4_000 });
     assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);
     rounds
 }
@@ -55,7 +55,7 @@ fn slack(name: &str, before: u64, part: u64) -> u64 {
     before / part + if name.ends_with("bytes") { 32 << 10 } else { 8 }
 }
 
-/// What a counter is held to. Pooled events are those of the driver's events that nobody uses when one looks, so they are held to all that
+/// What a counter is held to. Pooled events are those of the driver's events that are not in use at a look, so they are held to all that
 /// there were: an event is created where the pool is empty, and so there are as many as were in use at one time. That number is compared
 /// with its own, by a quarter: it is what hangs on what is pending, and how many of them rest in a moment hangs on the moment.
 fn held_to<const N: usize>(early: &Counts<N>, name: &str, before: u64) -> u64 {

@@ -1,10 +1,10 @@
-//! Rows of tests/architecture/requirements.rs whose own tests make a device each, or an allocator: what such a test does, in every round again, on a device, an
+//! Requirements of tests/architecture/requirements.rs whose own tests make a device each, or an allocator: what such a test does, in every round again, on a device, an
 //! allocator and streams that live through the whole loop. There its events, markers, uses and entries of maps could pile up, and would be counted;
-//! `whole` repeats the tests themselves, of whose devices only host memory can be left. A program has the name of the row's test.
+//! `requirement_tests` repeats the tests themselves, of whose devices only host memory can be left. A program has the name of the requirement's test.
 //!
-//! What a row says of its allocator holds on one with a past, and each round asserts it, but for three kinds of words, which the row's own test has:
-//! how often the device was asked since the beginning, at which address memory lies that other streams had, and how long something takes. A round does
-//! not wait for a stream to see that something is over, nor trim: both are done once a period, where it is what the row is about.
+//! What a requirement says of its allocator holds on one with a past, and each round asserts it, but for three kinds of figures, which the requirement's own test checks:
+//! how often the device was called since the beginning, at which address memory lies that other streams had, and how long something takes. A round does
+//! not wait for a stream to see that something is over, nor trim: both are done once a period, where it is what the requirement is about.
 //!
 //! It does not know what any other program does.
 
@@ -30,13 +30,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A fifth of the rounds and half as many before them, as the suite's rows have: there are a hundred of these.
+/// A fifth of the rounds and half as many before them, as the suite's tests have: there are a hundred of these.
 pub fn run_of(pace: Pace) -> Run {
     Run::steady(pace).shortened()
 }
 
 /// Each program at both ends of what is legal, and the list of them.
-macro_rules! rows {
+macro_rules! programs {
     ($($name:ident: $config:expr;)*) => {
         pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         /// Runs one of them by its name.
@@ -44,7 +44,7 @@ macro_rules! rows {
             let run = run.beside_another(name.starts_with("h02"));
             match name {
                 $(stringify!($name) => super::run::soaked(run, $config, $name),)*
-                _ => panic!("no row is called {name}"),
+                _ => panic!("no program is called {name}"),
             }
         }
         $(
@@ -69,7 +69,7 @@ fn judge(name: &str, pace: Pace) {
     }
 }
 
-rows! {
+programs! {
     s03_pinned_copies_overlap_a_kernel: Config::default();
     s04_one_copy_stream_no_overlap: Config::default();
     s08_read_before_copy_detected: Config::default();
@@ -118,7 +118,7 @@ rows! {
     parity_eight_threads_random_sizes_with_trims: Config::default();
     parity_replay_of_rmm_logs: Config::default();
     parity_stream_destroyed_before_its_arrays: Config::default();
-    d07_a_pinned_request_takes_what_was_asked: Config::default();
+    d07_a_pinned_request_takes_what_was_requested: Config::default();
     d08_one_slow_stream_does_not_grow_the_pinned_pool: Config::default();
 }
 
@@ -150,7 +150,7 @@ fn kernel(device: &Device, x: &DeviceArray<f32, Device>, on: &Stream<Device>) {
     device.launch(on.native(), || Launch::new("kernel").reads(at, bytes).writes(at, bytes));
 }
 
-/// Whether this is the round of its period in which a row that is about waits and trims has them.
+/// Whether this is the round of its period in which a program that is about waits and trims has them.
 fn is_the_one(i: u64) -> bool {
     i % PERIOD == PERIOD / 2
 }
@@ -596,15 +596,15 @@ fn c08_json_lines_hook(b: &Bench) -> Steady {
     }
     let (counts, ring) = (Arc::new(Counts::default()), Arc::new(Ring::new(16)));
     let config = Config::default().sink(counts.clone()).sink(ring.clone());
-    let told = Allocator::new(b.device.clone(), config).expect("an allocator");
-    let s = stream(&told);
+    let with_sink = Allocator::new(b.device.clone(), config).expect("an allocator");
+    let s = stream(&with_sink);
     let mut json = Vec::new();
     steady(&s.clone(), 0, move |i| {
-        drop(block(&told, 1000, &s));
-        told.deliver_events();
+        drop(block(&with_sink, 1000, &s));
+        with_sink.deliver_events();
         assert_eq!(counts.0.load(Relaxed), 1 + 2 * (i + 1), "a growth, and each round's two");
         json.clear();
-        ring.write_json(told.device(), &mut json).expect("lines");
+        ring.write_json(with_sink.device(), &mut json).expect("lines");
         assert!(json.starts_with(b"{") && json.ends_with(b"\n"));
     })
 }
@@ -944,7 +944,7 @@ fn parity_stream_destroyed_before_its_arrays(b: &Bench) -> Steady {
 
 // Demonstrations.
 
-fn d07_a_pinned_request_takes_what_was_asked(b: &Bench) -> Steady {
+fn d07_a_pinned_request_takes_what_was_requested(b: &Bench) -> Steady {
     let gpu = b.gpu.clone();
     let s = stream(&gpu);
     steady(&s, 0, move |_| {

@@ -3,7 +3,7 @@
 use super::judge::Windows;
 use super::random::{self, Kind};
 use super::run::{Bench, Pace, Run, Soaked, Steady, soaked, try_soak};
-use millpond::Config;
+use millpond::{Config, Policy};
 
 type Program = fn(&Bench, u64) -> Steady;
 
@@ -52,6 +52,21 @@ fn forgotten_guards(b: &Bench, every: u64) -> Steady {
     })
 }
 
+/// With virtual memory beneath the pools three of them take a handle.
+fn handles(b: &Bench, every: u64) -> Steady {
+    let (gpu, s) = (b.gpu.clone(), b.gpu.stream().expect("a stream"));
+    steady(b, every, move |_| gpu.alloc(600 << 10, &s).expect("memory"))
+}
+
+/// A stream that stays and its window.
+fn windows(b: &Bench, every: u64) -> Steady {
+    let gpu = b.gpu.clone();
+    steady(b, every, move |_| {
+        let s = gpu.stream().expect("a stream");
+        (gpu.alloc(600 << 10, &s).expect("memory"), s)
+    })
+}
+
 const LEAKS: [(&str, Program); 4] = [
     ("host blocks", blocks_of_the_host),
     ("driver events", events),
@@ -66,6 +81,26 @@ fn are_named(every: u64) {
             let run = Run::steady(pace).of_rounds(10_000);
             let why = try_soak(counter, run, Config::default(), move |b| program(b, every))
                 .expect_err("it keeps something");
+            assert!(why.contains(&format!("\n    {counter}: ")), "{counter}, one in {every} rounds:\n{why}");
+        }
+    }
+}
+
+/// The same of physical memory, and of addresses.
+#[ignore = "takes long: run by .ci/soak"]
+#[test]
+fn physical_memory_that_grows_is_named() {
+    for (counter, program, every) in [
+        ("handles", handles as Program, 1),
+        ("handles", handles, 50),
+        ("mappings", handles, 50),
+        ("windows", windows, 100),
+    ] {
+        for pace in [Pace::AtOnce, Pace::Late] {
+            let run = Run::steady(pace).of_rounds(10_000);
+            let config = super::windows::config(Policy::Latency);
+            let why =
+                try_soak(counter, run, config, move |b| program(b, every)).expect_err("it keeps something");
             assert!(why.contains(&format!("\n    {counter}: ")), "{counter}, one in {every} rounds:\n{why}");
         }
     }

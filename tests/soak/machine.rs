@@ -3,8 +3,8 @@
 //! A step that meets a capture may be refused; anything else that fails is an error of the library's. It does not know who draws the
 //! steps, nor on which thread they run.
 
-#[path = "rarer.rs"]
-mod rarer;
+#[path = "rare_verbs.rs"]
+mod rare_verbs;
 
 use super::run::Bench;
 use millpond::driver::Memory as _;
@@ -17,7 +17,7 @@ use millpond::{
 use millpond_sim::{Call, Launch, SimStream};
 use millpond_testkit::counted::{Device, Inside};
 use millpond_testkit::counting;
-use rarer::Peer;
+use rare_verbs::Peer;
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ impl Verb {
         Verb::MarkerFails,
         Verb::Trim,
     ];
-    /// The same, of rarer parts of the interface: of the programs of which it is unknown which planted leaks they find.
+    /// The same, of rarely used parts of the interface: of the programs of which it is unknown which planted leaks they find.
     pub const RARER: [Verb; 19] = [
         Verb::AllocAligned,
         Verb::SetLimit,

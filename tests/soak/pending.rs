@@ -2,7 +2,7 @@
 //! function of what is pending that is stated (`stated`).
 //!
 //! A seed draws the kind of program, the allocator's configuration, and phases of some steps a round (`phases`), in which the device
-//! runs nothing, or now and then, or all. Nobody synchronises, but in programs of deterministic allocators, which learn from nothing else. How
+//! runs nothing, or now and then, or all. The programs do not synchronise, except those of deterministic allocators, which learn of completion in no other way. How
 //! much is pending the test knows by events of its own, one a stream that had something to do, which it asks before the device goes on: so what
 //! it counts is the most of the round.
 //!
@@ -313,7 +313,7 @@ impl World {
         if phase.fails && self.draw.one_in(2) {
             device(|| self.device.sim().fail(Call::EventRecord, 1, DriverErrorKind::Other));
             let before = self.calls(Call::EventRecord);
-            block.record_use(on).expect("nobody is told");
+            block.record_use(on).expect("recorded");
             let after = self.calls(Call::EventRecord);
             device(|| self.device.sim().clear_faults());
             block.record_use(on).expect("declared");
@@ -395,7 +395,7 @@ impl World {
 
 /// What is the test's own is on no account.
 fn apart<R>(run: impl FnOnce() -> R) -> R {
-    Account::nobody().scope(run)
+    Account::unassigned().scope(run)
 }
 
 fn join(mine: &mut [u64], theirs: &[u64]) {
@@ -428,7 +428,7 @@ fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
     let account = Account::open();
     let seed_of_world = draw.below(1 << 30) as u64;
     let mut w = account.scope(|| World::new(kind, Draw::new(seed_of_world)));
-    let mut stated = Stated::new(kind.is_unasked());
+    let mut stated = Stated::new(kind.is_unqueried());
     let (mut phase, mut nth) = (NOTHING, 0);
     let (mut reached, mut found) = (Vec::new(), Vec::new());
     for n in 0..kind.rounds() {
@@ -439,7 +439,7 @@ fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
         account.scope(|| w.round(&phase, nth));
         nth += 1;
         // The device stands still since the last round: this is the most that was pending in this one.
-        if !kind.is_unasked() {
+        if !kind.is_unqueried() {
             w.forget_what_is_over();
         }
         let bytes = u64::try_from(account.library().bytes).unwrap_or(0);
@@ -454,11 +454,11 @@ fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
         if !matches!(kind, Kind::Crowd | Kind::CrowdBehind) {
             judged.extend(stated.judge_pools((&held, &w.gpu.report()), &pending, &w.made, has));
         }
-        for Judged { name, count, most, unasked } in judged {
+        for Judged { name, count, most, unqueried } in judged {
             if name == "uses" && !kind.comes_and_goes() {
                 continue;
             }
-            let before = reach(&mut reached, (name, unasked), (100 * count).div_ceil(most.max(1)));
+            let before = reach(&mut reached, (name, unqueried), (100 * count).div_ceil(most.max(1)));
             if count > most && before <= 100 {
                 found.push(format!("seed {seed}, round {n}: {name} {count}, allowed {most}"));
             }
@@ -468,7 +468,7 @@ fn run(seed: u64, until: Option<&str>) -> (Vec<Reached>, Vec<String>) {
             break;
         }
         if phase.runs_each.is_some_and(|each| n % each == 0) {
-            if kind.is_unasked() {
+            if kind.is_unqueried() {
                 account.scope(|| w.gpu.synchronize().expect("waited"));
                 (0..w.rounds.len()).for_each(|_| w.forget_first());
             }

@@ -40,9 +40,9 @@ pub enum Kind {
     /// Streams that come and go, and read an array that stays.
     ComeAndGo,
     /// Both where no queries are made: markers are thinned, and closed streams waited for.
-    UnaskedStay,
-    Unasked,
-    /// More streams than a clock names unasked, which wait for each other: nothing of them is pending for long, or a few dozen are.
+    UnqueriedStay,
+    Unqueried,
+    /// More streams than a clock names unqueried, which wait for each other: nothing of them is pending for long, or a few dozen are.
     Crowd,
     CrowdBehind,
 }
@@ -51,8 +51,8 @@ pub const KINDS: [Kind; 7] = [
     Kind::Stay,
     Kind::Bursts,
     Kind::ComeAndGo,
-    Kind::UnaskedStay,
-    Kind::Unasked,
+    Kind::UnqueriedStay,
+    Kind::Unqueried,
     Kind::Crowd,
     Kind::CrowdBehind,
 ];
@@ -61,11 +61,11 @@ impl Kind {
     pub fn of(seed: u64) -> Kind {
         KINDS[seed as usize % KINDS.len()]
     }
-    pub fn is_unasked(self) -> bool {
-        matches!(self, Kind::UnaskedStay | Kind::Unasked)
+    pub fn is_unqueried(self) -> bool {
+        matches!(self, Kind::UnqueriedStay | Kind::Unqueried)
     }
     pub fn comes_and_goes(self) -> bool {
-        matches!(self, Kind::ComeAndGo | Kind::Unasked)
+        matches!(self, Kind::ComeAndGo | Kind::Unqueried)
     }
     pub fn rounds(self) -> usize {
         match self {
@@ -77,15 +77,15 @@ impl Kind {
     pub fn streams(self, draw: &mut Draw) -> usize {
         match self {
             Kind::Crowd | Kind::CrowdBehind => 150 + draw.below(100),
-            Kind::ComeAndGo | Kind::Unasked => 2 + draw.below(8),
-            Kind::UnaskedStay => 4 + draw.below(3),
+            Kind::ComeAndGo | Kind::Unqueried => 2 + draw.below(8),
+            Kind::UnqueriedStay => 4 + draw.below(3),
             Kind::Stay | Kind::Bursts => 2 + draw.below(3),
         }
     }
     pub fn config(self, draw: &mut Draw) -> Config {
         let policy = if draw.one_in(3) { Policy::Footprint } else { Policy::Latency };
         let reuse = [Reuse::WithWaits, Reuse::WithWaits, Reuse::Ordered, Reuse::Never][draw.below(4)];
-        let mut config = Config::default().policy(policy).reuse(reuse).deterministic(self.is_unasked());
+        let mut config = Config::default().policy(policy).reuse(reuse).deterministic(self.is_unqueried());
         if self == Kind::ComeAndGo {
             config = config.sink(Arc::new(Listens));
         }
@@ -151,7 +151,7 @@ impl Phase {
     pub fn next(kind: Kind, streams: usize, before: &Phase, draw: &mut Draw) -> Phase {
         match kind {
             Kind::Crowd | Kind::CrowdBehind => Phase::waits(kind, streams, before, draw),
-            Kind::UnaskedStay if draw.one_in(2) => Phase::unasked(draw),
+            Kind::UnqueriedStay if draw.one_in(2) => Phase::unqueried(draw),
             Kind::Bursts if before.rounds > 0 && before.runs_each.is_none() => Phase::quiet(draw),
             Kind::Bursts => Phase::burst(draw),
             _ => match before.pool {
@@ -218,7 +218,7 @@ impl Phase {
     }
 
     /// Thousands of markers, and the program never waits.
-    pub fn unasked(draw: &mut Draw) -> Phase {
+    pub fn unqueried(draw: &mut Draw) -> Phase {
         Phase { waits: 4 + draw.below(8), copies: draw.below(2), rounds: 200 + draw.below(200), ..NOTHING }
     }
 
@@ -234,7 +234,7 @@ impl Phase {
             pattern,
             crosses: draw.below(2),
             runs_each: Some(if kind == Kind::CrowdBehind && draw.one_in(8) { 60 } else { 1 }),
-            // As many as a clock names unasked, or as there are.
+            // As many as a clock names unqueried, or as there are.
             rounds: match pattern {
                 Pattern::Gather(_) if draw.one_in(2) => 32 + draw.below(32),
                 Pattern::Any => 50 + draw.below(streams),

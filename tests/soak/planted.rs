@@ -7,7 +7,7 @@ use super::finders::BY_WHAT_GROWS;
 use super::programs;
 use super::random::{SEEDS, try_seed};
 use super::run::{Pace, Run};
-use super::unasked;
+use super::unqueried;
 use millpond::mutant::{self, Bug};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ const FINDERS: &[(Bug, &str, Pace)] = &[
     (Bug::LeakUnpooled, "waited_tokens", Pace::Behind),
     (Bug::LeakUnfiled, "pinned_blocks", Pace::AtOnce),
     (Bug::LeakThinned, "waits_between_streams_deterministically", Pace::AtOnce),
-    (Bug::LeakUnordered, "two_cross_stream_users_that_nobody_waits_for", Pace::AtOnce),
+    (Bug::LeakUnordered, "two_cross_stream_users_without_waits", Pace::AtOnce),
     (Bug::LeakKept, "dropped_tokens", Pace::AtOnce),
     (Bug::OpenForgotten, "users_come_and_go", Pace::AtOnce),
     // Bugs with a scenario of their own, which grow in a steady program too.
@@ -47,14 +47,15 @@ fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<Str
 /// The first random program that finds a bug, and that right code passes: what leaps once without a leak is not asked for a longer run here. With
 /// `MILLPOND_SEARCH_BY_TABLE` it is looked for from the one on that docs/mutants.md names, as small programs are (tests/mutants.rs).
 fn seed_of(bug: Bug, design: &str) -> Result<u64, String> {
-    let try_seed = if bug == Bug::LeakUnordered { unasked::try_seed } else { try_seed };
+    let try_seed = if bug == Bug::LeakUnordered { unqueried::try_seed } else { try_seed };
     let finds = |seed: &u64| {
         grew(Some(bug), &|| try_seed(*seed)).is_some() && grew(None, &|| try_seed(*seed)).is_none()
     };
-    let told = |row: &str| {
+    let figures_of = |row: &str| {
         row.strip_prefix(&format!("| {bug} |"))?.strip_suffix(" |")?.rsplit_once("| seed ")?.1.parse().ok()
     };
-    let by_table = std::env::var_os("MILLPOND_SEARCH_BY_TABLE").and_then(|_| design.lines().find_map(told));
+    let by_table =
+        std::env::var_os("MILLPOND_SEARCH_BY_TABLE").and_then(|_| design.lines().find_map(figures_of));
     let seed = (by_table.unwrap_or(0)..SEEDS).find(finds);
     seed.ok_or_else(|| {
         format!("{bug} ({}) passes {SEEDS} random programs, or right code fails them", bug.what())

@@ -1,5 +1,5 @@
-//! Steady programs with a name: the README's and the examples, by the very code; shapes of the rows of tests/architecture/requirements.rs
-//! inside one allocator that stays (`whole` has the rows' own code); and shapes that once grew for ever.
+//! Steady programs with a name: the README's and the examples, by the very code; shapes of the requirements of tests/architecture/requirements.rs
+//! inside one allocator that stays (`requirement_tests` has their tests' own code); and shapes that once grew for ever.
 
 #![allow(
     clippy::many_single_char_names,
@@ -8,6 +8,10 @@
 
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
+use super::windows::{
+    self, windows_of_streams_that_come_and_go, windows_that_are_thinned, windows_whose_handles_move,
+    windows_whose_handles_move as windows_whose_handles_move_at_the_limit,
+};
 use millpond::array::ExternalMemory;
 use millpond::driver::{Kernel, ReferenceMemory, StreamOptions};
 use millpond::kernel::Argument;
@@ -86,7 +90,7 @@ programs! {
     waited_tokens: Config::default();
     two_cross_stream_users: Config::default();
     two_cross_stream_users_deterministically: Config::default().deterministic(true);
-    two_cross_stream_users_that_nobody_waits_for: Config::default().deterministic(true);
+    two_cross_stream_users_without_waits: Config::default().deterministic(true);
     two_cross_stream_users_and_a_small_footprint: Config::default().policy(Policy::Footprint);
     two_cross_stream_users_and_no_reuse: Config::default().reuse(Reuse::Never);
     external_memory: Config::default();
@@ -95,7 +99,7 @@ programs! {
     external_memory_that_another_stream_uses_deterministically: Config::default().deterministic(true);
     external_memory_in_operations: Config::default();
     a_free_on_another_stream: Config::default();
-    freed_by_nobody_knows_whom: Config::default();
+    freed_by_unknown_streams: Config::default();
     events_recorded_and_dropped: Config::default();
     guards: Config::default();
     forgotten_guards: Config::default();
@@ -107,15 +111,21 @@ programs! {
     freed_by_another_thread: Config::default();
     adopted_streams: Config::default();
     bursts: Config::default();
+    windows_that_are_thinned: windows::config(Policy::Footprint);
+    windows_whose_handles_move: windows::at_a_limit(Policy::Footprint);
+    windows_whose_handles_move_at_the_limit: windows::at_a_limit(Policy::Latency);
+    windows_of_streams_that_come_and_go: windows::config(Policy::Latency);
     #[ignore = "takes long: run by .ci/soak"]
     a_hundred_streams: a_hundred(Policy::Latency);
     #[ignore = "takes long: run by .ci/soak"]
     a_hundred_streams_and_a_small_footprint: a_hundred(Policy::Footprint);
 }
 
-/// Room for what is at work on a few of a hundred streams: memory goes from one to the next.
+/// Room for what is at work on a few of a hundred streams: memory goes from one to the next, behind a wait for whichever had it. With waits between
+/// known streams alone the host waits in their place, and each of its waits marks every stream.
 fn a_hundred(policy: Policy) -> Config {
-    Config::default().limit(Limit::Bytes(65 * MIB)).growth(Growth::Exact).policy(policy)
+    let config = Config::default().limit(Limit::Bytes(65 * MIB)).growth(Growth::Exact).policy(policy);
+    config.reuse(Reuse::WithWaits)
 }
 
 pub fn stream(gpu: &Allocator<Device>) -> Stream<Device> {
@@ -462,7 +472,7 @@ fn two_cross_stream_users_deterministically(b: &Bench) -> Steady {
     all_synchronised(b, two_cross_stream_users(b))
 }
 /// No wait of the host ever teaches the allocator anything: the device's have to do.
-fn two_cross_stream_users_that_nobody_waits_for(b: &Bench) -> Steady {
+fn two_cross_stream_users_without_waits(b: &Bench) -> Steady {
     Steady { synchronise: Box::new(|| ()), ..two_cross_stream_users(b) }
 }
 fn two_cross_stream_users_and_a_small_footprint(b: &Bench) -> Steady {
@@ -484,7 +494,7 @@ pub fn brought_in(
     let owner = gpu.alloc(4 * KIB, on)?;
     let memory = ExternalMemory { address: owner.address(), bytes: owner.len(), device: gpu.device() };
     // SAFETY: the block lives as long as its owner, and nothing else uses it.
-    unsafe { DeviceArray::from_external(memory, 1024, on, owner) }.map_err(|(_, e)| e)
+    unsafe { DeviceArray::from_external(memory, 1024, owner, on) }.map_err(|(_, e)| e)
 }
 
 /// Nothing is queued that the allocator would see, and blocks are hits: the program's own waits let the owners go.
@@ -561,7 +571,7 @@ fn a_free_on_another_stream(b: &Bench) -> Steady {
 }
 
 /// Who used it is not known: everything in the context is waited for.
-fn freed_by_nobody_knows_whom(b: &Bench) -> Steady {
+fn freed_by_unknown_streams(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let (s, t) = (stream(&gpu), stream(&gpu));
     let synchronise = synchronise(&t);
@@ -742,7 +752,7 @@ fn freed_by_another_thread(b: &Bench) -> Steady {
 fn adopted_streams(b: &Bench) -> Steady {
     let (device, gpu) = (b.device.clone(), b.gpu.clone());
     let theirs = device.wrap_stream(|sim| sim.stream().expect("a stream"));
-    let blocking = StreamOptions { blocking: true, ..StreamOptions::default() };
+    let blocking = StreamOptions::default().blocking(true);
     let home = gpu.stream_with(blocking).expect("a stream");
     let synchronise = synchronise(&home);
     let round = Box::new(move |i| {

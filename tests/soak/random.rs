@@ -109,7 +109,7 @@ enum Synchronise {
 
 fn draw(seed: u64) -> (Drawn, Config) {
     let (mut draw, kind) = (Draw::new(seed), Kind::of(seed));
-    let mut config = Config::default();
+    let mut config = Config::default().reuse(Reuse::WithWaits);
     let mut said = Vec::new();
     let mut option = |one_in: usize, name: &'static str, set: fn(Config) -> Config| {
         if draw.below(one_in) == 0 {
@@ -161,7 +161,7 @@ fn draw(seed: u64) -> (Drawn, Config) {
     }
     let threads = if matches!(kind, Kind::Turns | Kind::AtOnce) { 2 + draw.below(2) } else { 1 };
     let steps: Vec<(usize, Step)> = steps.into_iter().map(|step| (draw.below(threads), step)).collect();
-    // What nobody knows the users of is over at a synchronise of all only, where no queries are made and no wait may be inserted.
+    // What has unknown users is over at a synchronise of all only, where no queries are made and no wait may be inserted.
     let waits = !said.contains(&"no reuse") && !said.contains(&"ordered reuse");
     let unknown = steps.iter().any(|(_, step)| step.verb == Verb::FreeUnknown);
     let synchronise =

@@ -225,7 +225,7 @@ const KEEPING: [Call; 7] = [
 ];
 
 /// Names and values of everything that may not grow.
-const COUNTERS: usize = 26;
+const COUNTERS: usize = 29;
 pub type Counts = super::judge::Counts<COUNTERS>;
 
 /// Reads every counter, of all devices together. What it needs itself is given back before it returns.
@@ -446,5 +446,5 @@ fn wrong_at_the_end(sims: &[Sim]) -> String {
 
 /// Runs something of the test's own, which is on no account.
 fn account_apart<R>(run: impl FnOnce() -> R) -> R {
-    Account::nobody().scope(run)
+    Account::unassigned().scope(run)
 }

@@ -1,6 +1,6 @@
 //! What docs/kept.md states, as inequalities: how much an allocator may keep, as a function of what is pending and of nothing else.
 //!
-//! A statement speaks of the last look, or the last drain, whose moment nobody tells. It is in the last [`Window`]: so many markers, frees, streams
+//! A statement speaks of the last look, or the last drain, whose moment is not reported. It is in the last [`Window`]: so many markers, frees, streams
 //! or readers that one must have come.
 //!
 //! It does not know what a program does, nor how it knows what is pending.
@@ -76,7 +76,7 @@ impl Unknown {
     }
 }
 
-/// What is pending at the end of a round, before the device goes on: of an allocator that asks nobody, what was made since the program
+/// What is pending at the end of a round, before the device goes on: of an allocator that queries nothing, what was made since the program
 /// waited for all.
 #[derive(Clone, Default)]
 pub struct Pending {
@@ -118,7 +118,7 @@ pub struct Has {
 }
 
 /// The counts of [`Allocator::bookkeeping`](millpond::Allocator::bookkeeping), bytes of host memory, and driver events that are the library's.
-pub struct Held(pub [(&'static str, usize); 15], pub u64, pub u64);
+pub struct Held(pub [(&'static str, usize); 18], pub u64, pub u64);
 
 impl Held {
     pub fn of(&self, name: &str) -> u64 {
@@ -136,7 +136,7 @@ pub struct Judged {
     pub count: u64,
     pub most: u64,
     /// Where no queries are made, some bounds are others.
-    pub unasked: bool,
+    pub unqueried: bool,
 }
 
 /// The bounds of one allocator.
@@ -222,7 +222,7 @@ impl Stated {
                 _ => held.of(name),
             },
             most,
-            unasked: self.deterministic && ["markers", "clock entries", "timelines", ALIVE].contains(&name),
+            unqueried: self.deterministic && ["markers", "clock entries", "timelines", ALIVE].contains(&name),
         };
         bounds.map(judged).into()
     }
@@ -300,11 +300,11 @@ impl Stated {
             let Some(stream) = pool.stream else { continue };
             let of = |frees: &HashMap<StreamId, u64>| frees.get(&stream).copied().unwrap_or(0);
             let window = self.ranges.entry(stream).or_default();
-            let unasked = (FREES_A_QUESTION * has.streams).min(of(&made.frees) - window.made);
-            let bound = FEW_RANGES.max(2 * (of(&pending.frees) + unasked));
+            let unqueried = (FREES_A_QUESTION * has.streams).min(of(&made.frees) - window.made);
+            let bound = FEW_RANGES.max(2 * (of(&pending.frees) + unqueried));
             let most = window.bound(bound, of(&made.frees)).0;
             let count = pool.in_flight_ranges;
-            judged.push(Judged { name: "ranges in flight", count, most, unasked: false });
+            judged.push(Judged { name: "ranges in flight", count, most, unqueried: false });
             // One a user, of ranges that are bounded themselves.
             in_flight += USERS * count;
             places += of(&made.used);
@@ -313,7 +313,12 @@ impl Stated {
         }
         let of_all =
             [("uses in flight", in_flight), ("use slots", places), ("batches of references", batches)];
-        judged.extend(of_all.map(|(name, most)| Judged { name, count: held.of(name), most, unasked: false }));
+        judged.extend(of_all.map(|(name, most)| Judged {
+            name,
+            count: held.of(name),
+            most,
+            unqueried: false,
+        }));
         judged
     }
 }

@@ -1,11 +1,11 @@
 //! The end of an allocator of the C interface beside a call that may have found it: the interface's own files, `plug/src/presence.rs`, `table.rs`
-//! and `burial.rs`, on loom's atomics.
+//! and `retired.rs`, on loom's atomics.
 //!
 //! Where the kernel makes the fences (`membarrier`), each call has one then that it is in the middle of; here each has one of its own, as where
 //! the kernel does not know how. The smallest program: a thread makes one call, and the other ends what that call is for and lets it go.
 
-use crate::burial::Burial;
 use crate::presence::enter;
+use crate::retired::Retired;
 use crate::table::Table;
 use crate::{explore, is_caught};
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ impl Value {
 
 struct World {
     table: Table<Value, 1>,
-    burial: Burial,
+    retired: Retired,
     freed: std::sync::Mutex<Vec<Box<Value>>>,
 }
 
@@ -38,7 +38,7 @@ impl World {
     fn lets_go(&self) {
         let here = enter();
         let is_spent = |_| self.table.at(0).is_none_or(|value| value.made.load(Ordering::Relaxed) == 0);
-        self.burial.bury(&self.table, 0, is_spent);
+        self.retired.reclaim(&self.table, 0, is_spent);
         let gone = self.table.gone();
         let mut alive = 0;
         for value in &gone {
@@ -53,8 +53,8 @@ impl World {
 }
 
 fn an_allocator_ends_beside_a_call() {
-    let (table, burial) = (Table::new(), Burial::new());
-    let world = Arc::new(World { table, burial, freed: std::sync::Mutex::default() });
+    let (table, retired) = (Table::new(), Retired::new());
+    let world = Arc::new(World { table, retired, freed: std::sync::Mutex::default() });
     let put = world.table.put(|_| {
         let (closed, made) = (AtomicBool::new(false), AtomicUsize::new(0));
         Box::new(Value { closed, made, freed: std::sync::atomic::AtomicBool::new(false) })
@@ -80,7 +80,7 @@ fn an_allocator_ends_beside_a_call() {
         if let Some(value) = world.table.at(0) {
             value.closed.store(true, Ordering::Release);
         }
-        world.burial.ended(0);
+        world.retired.ended(0);
     }
     world.lets_go();
     if call.join().expect("its own panic is the model's") {
@@ -98,7 +98,7 @@ fn an_allocator_that_ends_stays_for_the_calls_that_found_it() {
 
 #[test]
 fn an_allocator_that_goes_too_early_is_found() {
-    for bug in [Bug::DoorBuriedEarly, Bug::DoorFreedEarly, Bug::DoorBarrierSkipped] {
+    for bug in [Bug::DoorRemovedEarly, Bug::DoorFreedEarly, Bug::DoorBarrierSkipped] {
         // All threads of a program are one thread of the machine, for which it is planted.
         let _planted = mutant::plant(Some(bug));
         assert!(is_caught(an_allocator_ends_beside_a_call), "{bug}");

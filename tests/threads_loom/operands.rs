@@ -6,7 +6,7 @@
 //! four by `MILLPOND_PREEMPTIONS=4`. Loom leaves out schedules within its bound that it takes for the same as others, and
 //! finds with three what shuttle finds with one.
 
-use super::toy_device::operands::{in_step, out_of_order};
+use super::minimal_device::operands::{in_step, out_of_order};
 use super::{explore, is_caught_within};
 use millpond::mutant::{self, Bug};
 

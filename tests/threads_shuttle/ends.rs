@@ -43,7 +43,7 @@ fn an_end_beside_a_synchronise() {
 }
 
 #[test]
-fn a_stream_that_nobody_can_mark_ends_beside_a_synchronise() {
+fn a_stream_that_cannot_be_marked_ends_beside_a_synchronise() {
     assert!(every_schedule(2, an_end_beside_a_synchronise) > 100, "few schedules are no search");
 }
 

@@ -1,12 +1,12 @@
 //! The smallest programs with operations on arrays beside a thread that orders the streams, in every schedule, however many
 //! preemptions it has; and that the search which leaves out what comes to the same (`reduced`) leaves out nothing else.
 //!
-//! The device is the toy one, whose streams have a lock each, as a driver's have.
+//! The device is the minimal one, whose streams have a lock each, as a driver's have.
 
+use super::minimal_device::joined;
+use super::minimal_device::operands::{in_step, out_of_order};
 use super::operands::convicts;
 use super::reduced::{Tried, every_order};
-use super::toy_device::joined;
-use super::toy_device::operands::{in_step, out_of_order};
 use millpond::mutant::Bug;
 use millpond::sync::Rank;
 use millpond::sync::atomic::AtomicU32;
@@ -69,8 +69,8 @@ fn every_end_of_a_program_is_come_to() {
     for seed in 0..40_u64 {
         let ends = |search: &dyn Fn(Box<dyn Fn() + Send + Sync>)| {
             let ends = std::sync::Arc::new(std::sync::Mutex::new(BTreeSet::new()));
-            let told = std::sync::Arc::clone(&ends);
-            search(Box::new(move || _ = told.lock().unwrap().insert(small(seed))));
+            let seen = std::sync::Arc::clone(&ends);
+            search(Box::new(move || _ = seen.lock().unwrap().insert(small(seed))));
             std::sync::Arc::into_inner(ends).unwrap().into_inner().unwrap()
         };
         let reduced = ends(&|program| _ = every_order(&[], program));

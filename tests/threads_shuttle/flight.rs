@@ -7,7 +7,7 @@ use super::operands::{convicts, every_schedule};
 use super::{device, explore, join};
 use millpond::mutant::Bug;
 use millpond::units::MIB;
-use millpond::{Allocator, Config, Growth, Limit, Stream, Trim};
+use millpond::{Allocator, Config, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Schedule, Sim};
 use millpond_testkit::flight::{self, Array, LEN, Table, filled, guarded_read, guarded_write, pinned};
 use millpond_testkit::rig::{all_clean, on};
@@ -17,7 +17,10 @@ use shuttle::thread;
 
 fn world(arrays: usize) -> (Sim, Allocator<Sim>, [Stream<Sim>; 2]) {
     let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes((arrays * LEN) as u64));
+    let config = Config::default()
+        .reuse(Reuse::WithWaits)
+        .growth(Growth::Exact)
+        .limit(Limit::Bytes((arrays * LEN) as u64));
     let gpu = on(&sim, config);
     let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
     (sim, gpu, streams)
@@ -156,7 +159,8 @@ fn a_download_and_a_free(pageable: bool) {
 fn new_tenants() {
     let sim = Sim::new(64 * MIB).schedule(Schedule::Latest);
     let limit = Limit::Bytes(2 * LEN as u64);
-    let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(limit).scrub(true));
+    let gpu =
+        on(&sim, Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(limit).scrub(true));
     let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
     let threads = [0, 1].map(|me| {
         let (gpu, [s, t]) = (gpu.clone(), streams.clone());
@@ -187,18 +191,18 @@ fn judge(name: &str, program: fn(), bugs: &[Bug]) {
 }
 
 #[test]
-fn a_token_is_dropped_beside_who_takes_pinned_memory() {
+fn a_token_is_dropped_beside_a_thread_that_takes_pinned_memory() {
     judge("a dropped token", || a_dropped_token(false), &[Bug::PinnedAtOnce]);
     judge("a shared source", || a_dropped_token(true), &[Bug::DeferredAtOnce]);
 }
 
 #[test]
-fn a_token_of_a_large_source_is_dropped_beside_who_takes_pinned_memory() {
+fn a_token_of_a_large_source_is_dropped_beside_a_thread_that_takes_pinned_memory() {
     judge("a large source", a_dropped_token_of_a_large_source, &[Bug::LargeSourceUnseen]);
 }
 
 #[test]
-fn a_guard_ends_beside_who_marks_its_stream() {
+fn a_guard_ends_beside_a_thread_that_marks_its_stream() {
     judge("a guard that writes", || a_guard(true), &[Bug::GuardSealedEarly]);
     judge("a guard that reads", || a_guard(false), &[Bug::GuardSealedEarly]);
 }

@@ -10,10 +10,10 @@
 //! 2. Which was tried at a place sleeps in what is tried there next, until something that it is in a race with is done (sleep sets,
 //!    Godefroid 1996): else both orders of what comes to the same are tried elsewhere. A schedule in which all sleep is one
 //!    that was tried, and ends at once.
-//! 3. Nobody else goes first where a lock is given back, or a thread begins or ends: who waits for that waits.
+//! 3. No other thread goes first where a lock is released, or a thread begins or ends: a thread that waits for that goes on waiting.
 //! 4. An atomic that is given the value that it has is read. The search panics if a thread gives it another one meanwhile.
-//! 5. Locks of some ranks are taken only to read what nobody writes in the program: what is done under one is one step, which is in a
-//!    race with none. The search panics if it sees anything else done there than reading what nobody writes.
+//! 5. Locks of some ranks are taken only to read what no thread writes in the program: what is done under one is one step, which is in a
+//!    race with none. The search panics if it sees anything else done there than reading what no thread writes.
 //!
 //! Operations are what `millpond::sync` says before each (`sync/next.rs`), with shuttle's memory: every load sees the last store. It does
 //! not know what a program does, nor whether it is right. A thread that has joined others has to say so (`next::joined`).
@@ -228,7 +228,7 @@ impl Reduced {
         }
     }
 
-    /// Whose turn it is where several can go on, and what number that place has; nobody's if all sleep.
+    /// Whose turn it is where several can go on, and what number that place has; none if all sleep.
     fn turn(&mut self, can: Threads, current: Option<usize>) -> Option<(usize, usize)> {
         let depth = self.now.depth;
         if depth == self.frames.len() {
@@ -253,7 +253,7 @@ impl Scheduler for Reduced {
         if !now.threads.is_empty() {
             let broken: Vec<_> = now.kept.intersection(&now.written).collect();
             assert!(broken.is_empty(), "written, though it was to be as it is: {broken:?}");
-            let mut tried = self.tried.lock().expect("nobody panics with it");
+            let mut tried = self.tried.lock().expect("no thread panics while it holds the lock");
             if now.known {
                 tried.known += 1
             } else {
@@ -311,7 +311,7 @@ impl Scheduler for Reduced {
         }
         let can: Vec<usize> =
             runs.iter().copied().filter(|&t| !self.now.is_held(self.now.threads[t].next)).collect();
-        // Nobody can: shuttle says so.
+        // No thread can go on: shuttle reports it.
         let Some(&first) = can.first() else { return Some(runs[0].into()) };
         let all = can.iter().fold(0, |all, &thread| all | bit(thread));
         let goes_on = current.filter(|c| can.contains(c)).unwrap_or(first);

@@ -1,4 +1,4 @@
-//! What an allocator did, one event each, and who takes them.
+//! What an allocator did, one event each, and the trait of their receivers.
 //!
 //! It does not know when events happen, nor what a sink does with them.
 
@@ -54,7 +54,7 @@ pub enum Event {
         bytes: u64,
         /// The stream that it comes from.
         from: StreamId,
-        /// The borrower's stream.
+        /// The stream of the pool that receives it.
         to: StreamId,
     },
     /// One stream was made to wait for another, for reuse.
@@ -69,12 +69,21 @@ pub enum Event {
         /// The stream waited for, if one.
         stream: Option<StreamId>,
     },
-    /// A segment went back to the device.
+    /// A segment went back to the device, or a physical handle of a window.
     Trim {
         /// First byte.
         addr: Addr,
         /// Its length.
         bytes: u64,
+    },
+    /// More was reserved than a soft limit, for the first time since less was.
+    SoftLimit {
+        /// Bytes reserved.
+        reserved: u64,
+        /// The soft limit.
+        limit: u64,
+        /// Whether it is the limit of the allocator's group: all members' bytes count.
+        of_group: bool,
     },
     /// A request failed.
     OutOfMemory {

@@ -4,7 +4,7 @@
 //! an allocator did. This crate does not know how an operation is carried out: it sees no allocator, no device and no
 //! stream but by number. What generates, shrinks, imports and runs programs is `millpond-replay`.
 
-/// The README's program is run.
+/// Runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -98,6 +98,7 @@ impl core::fmt::Debug for Call {
 
 /// Allocations and frees in the order in which they were made.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Log {
     /// A name for reports: the file's, without its endings.
     pub name: String,
@@ -149,6 +150,10 @@ pub struct Info {
 }
 
 impl Log {
+    /// These calls, with the recorder's own values for the streams and threads that they name.
+    pub fn new(name: impl Into<String>, calls: Vec<Call>, streams: Vec<u64>, threads: Vec<u64>) -> Log {
+        Log { name: name.into(), calls, streams, threads, skipped: 0 }
+    }
     /// Sums over all calls. Sums above 2^64 stop there.
     pub fn info(&self) -> Info {
         let mut info = Info {
@@ -266,7 +271,7 @@ impl Log {
     /// The allocations and frees among recorded events; the event's number stands for the time. Frees of blocks that
     /// were allocated before the first event are left out and counted as skipped.
     pub fn from_events<'a>(name: &str, events: impl IntoIterator<Item = &'a (u64, Event)>) -> Log {
-        let mut log = Log { name: name.to_owned(), streams: vec![0], threads: vec![0], ..Log::default() };
+        let mut log = Log::new(name, Vec::new(), vec![0], vec![0]);
         let mut numbers: HashMap<u64, StreamNo> = HashMap::new();
         numbers.insert(0, StreamNo(0));
         let mut alive = HashMap::new();

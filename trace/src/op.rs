@@ -57,6 +57,9 @@ pub enum Access {
 ///
 /// An allocation may fail when the program runs (no memory, a limit, a bad alignment); the executor then skips the operations that
 /// name its block, up to the next allocation of that number.
+///
+/// Exhaustive on purpose: who adds an operation is shown every place that has to know what it does, in executors, rules and the text form. A new one is a
+/// new version of the language.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Op {
@@ -206,16 +209,17 @@ pub enum Op {
     },
     /// One unit of run-ahead passes: work held back by the simulated device comes one step nearer.
     Tick,
-    /// The simulated device answers the next so many questions whether an event is complete with "not yet", whatever is true; with 0 it
+    /// The simulated device answers the next so many queries whether an event is complete with "not yet", whatever is true; with 0 it
     /// answers them truly again. Nothing on a device that is not simulated.
     NotReady {
-        /// How many questions.
+        /// How many queries.
         times: u32,
     },
 }
 
 /// The operands of an operation by their roles, for code that treats all operations alike.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Operands {
     /// The block, or the target of a copy.
     pub block: Option<BlockNo>,

@@ -6,8 +6,9 @@
 
 use super::op::{Access, BlockNo, EventNo, Op, Step, StreamNo, ThreadNo};
 use super::program::Program;
-use super::text::{TextError, UNITS, VERSION, Written};
+use super::text::{TextError, VERSION, Written};
 use core::str::FromStr;
+use millpond_driver::whole_unit;
 
 /// A word and the column it begins at.
 #[derive(Clone, Copy)]
@@ -104,10 +105,7 @@ impl<'a> Line<'a> {
     }
 
     fn size_word(&self, w: Word<'_>) -> Result<u64, TextError> {
-        let (digits, shift) = UNITS
-            .iter()
-            .find_map(|(unit, shift)| w.text.strip_suffix(unit).map(|d| (d, *shift)))
-            .unwrap_or((w.text, 0));
+        let (digits, shift) = whole_unit(w.text);
         if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
             return Err(self.error(w, "expected a size in bytes, like 4096 or 64KiB"));
         }
@@ -255,7 +253,7 @@ impl<'a> Line<'a> {
                 Op::Advance { stream: self.stream()?, steps: self.number("how many pieces of work")? }
             }
             "tick" => Op::Tick,
-            "not-ready" => Op::NotReady { times: self.number("how many questions")? },
+            "not-ready" => Op::NotReady { times: self.number("how many queries")? },
             _ => {
                 return Err(self.error(
                     verb,

@@ -68,6 +68,7 @@ use hashbrown::{HashMap, HashSet};
 /// requests are part of the language, the allocator answers them with an error.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct Program {
     /// A name for reports; may be empty.
     pub name: String,
@@ -121,7 +122,7 @@ pub enum Reason {
         /// The block.
         block: BlockNo,
     },
-    /// W4: pinned memory is no stream's, so that none can be made its equal.
+    /// W4: pinned memory belongs to no stream, so it cannot be shared with one.
     PinnedShare {
         /// The block.
         block: BlockNo,
@@ -163,7 +164,9 @@ impl Reason {
                 format!("{block} is pinned memory, which no stream's pool owns: free it with a plain free")
             }
             Reason::PinnedShare { block } => {
-                format!("{block} is pinned memory, which is no stream's: tell of each use with `record-use`")
+                format!(
+                    "{block} is pinned memory, which belongs to no stream: record each use with `record-use`"
+                )
             }
             Reason::CopyKinds { to, from } => {
                 format!("a copy from {from} to {to} needs two different blocks, one of them device memory")
@@ -280,6 +283,12 @@ impl Program {
     /// A program with no steps.
     pub fn new(name: impl Into<String>, streams: u16) -> Program {
         Program { name: name.into(), streams, steps: Vec::new() }
+    }
+
+    /// The same streams and name with these steps.
+    #[must_use]
+    pub fn with_steps(self, steps: Vec<Step>) -> Program {
+        Program { steps, ..self }
     }
 
     /// Adds an operation of thread 0.

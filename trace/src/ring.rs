@@ -134,7 +134,7 @@ impl<W: Write + Send + 'static> Sink for JsonLines<W> {
 /// `millpond_replay::import` reads such lines back as a log, and `millpond replay` runs them.
 ///
 /// `size` is the requested size, `mem_size` the rounded one, `pmem_id` names the allocation. Lines of hooks that
-/// `CuPy` does not have (`migrate`, `wait`, `host_wait`, `trim`, `out_of_memory`) may be filtered out by name; all lines end with
+/// `CuPy` does not have (`migrate`, `wait`, `host_wait`, `trim`, `soft_limit`, `out_of_memory`) may be filtered out by name; all lines end with
 /// our own `number`, and where there is one `stream`.
 pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
     let mut line = String::with_capacity(128);
@@ -147,6 +147,7 @@ pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
         Event::Wait { .. } => "wait",
         Event::HostWait { .. } => "host_wait",
         Event::Trim { .. } => "trim",
+        Event::SoftLimit { .. } => "soft_limit",
         Event::OutOfMemory { .. } => "out_of_memory",
     };
     fields.put("hook", format_args!("\"{hook}\""));
@@ -175,6 +176,9 @@ pub fn json_line(device: DeviceId, number: u64, event: &Event) -> String {
         Event::HostWait { stream: Some(stream) } => fields.put("stream", stream.0),
         Event::HostWait { stream: None } => fields.put("stream", "null"),
         Event::Trim { addr, bytes } => fields.memory(*bytes, *addr),
+        Event::SoftLimit { reserved, limit, of_group } => {
+            fields.put("reserved", reserved).put("limit", limit).put("of_group", of_group)
+        }
         Event::OutOfMemory { requested, stream } => fields.put("size", requested).put("stream", stream.0),
     }
     .put("number", number);

@@ -174,7 +174,7 @@ fn broken_rules_name_the_lines() {
         line 3, column 1: found "open s1"; s1 is open already: close it first
         line 4, column 1: found "record e0 on s0"; s0 is not open: open it, or raise the header's count of streams
         line 4, column 1: found "free b0 on s1"; b0 is pinned memory, which no stream's pool owns: free it with a plain free
-        line 4, column 1: found "share b0 with s0"; b0 is pinned memory, which is no stream's: tell of each use with `record-use`
+        line 4, column 1: found "share b0 with s0"; b0 is pinned memory, which belongs to no stream: record each use with `record-use`
         line 4, column 1: found "copy b0 to b0 8 on s0"; a copy from b0 to b0 needs two different blocks, one of them device memory
         line 5, column 1: found "copy b0 to b1 8 on s0"; a copy from b0 to b1 needs two different blocks, one of them device memory
         line 5, column 1: found "copy b1 to b0 9 on s0"; a copy of 9 bytes; the shorter block has 8
@@ -266,6 +266,7 @@ mod recorders {
             Event::HostWait { stream: Some(stream) },
             Event::HostWait { stream: None },
             Event::Trim { addr, bytes: 2 << 20 },
+            Event::SoftLimit { reserved: 3 << 20, limit: 2 << 20, of_group: true },
             Event::OutOfMemory { requested: u64::MAX, stream },
         ]
     }
@@ -293,7 +294,8 @@ mod recorders {
         {"hook":"host_wait","device_id":1,"stream":7,"number":6}
         {"hook":"host_wait","device_id":1,"stream":null,"number":7}
         {"hook":"trim","device_id":1,"mem_size":2097152,"mem_ptr":34359738368,"number":8}
-        {"hook":"out_of_memory","device_id":1,"size":18446744073709551615,"stream":7,"number":9}
+        {"hook":"soft_limit","device_id":1,"reserved":3145728,"limit":2097152,"of_group":true,"number":9}
+        {"hook":"out_of_memory","device_id":1,"size":18446744073709551615,"stream":7,"number":10}
         "#);
         #[cfg(feature = "serde")]
         for line in text.lines() {
@@ -318,9 +320,9 @@ mod recorders {
         for (n, e) in events.iter().enumerate() {
             ring.event(n as u64, e);
         }
-        assert_eq!((ring.dropped(), ring.capacity()), (7, 3));
-        assert_eq!(ring.events().iter().map(|(n, _)| *n).collect::<Vec<_>>(), [7, 8, 9]);
-        assert_eq!(ring.events()[2].1, events[9]);
+        assert_eq!((ring.dropped(), ring.capacity()), (8, 3));
+        assert_eq!(ring.events().iter().map(|(n, _)| *n).collect::<Vec<_>>(), [8, 9, 10]);
+        assert_eq!(ring.events()[2].1, events[10]);
         assert_eq!(ring.take().len(), 3);
         assert_eq!((ring.events().len(), ring.dropped()), (0, 0));
         let none = Ring::new(0);
@@ -341,7 +343,7 @@ mod recorders {
     }
 
     #[test]
-    fn a_failing_writer_is_told_once_and_stops() {
+    fn a_failing_writer_is_reported_once_and_stops() {
         struct Full(usize);
         impl Write for Full {
             fn write(&mut self, b: &[u8]) -> io::Result<usize> {
@@ -363,7 +365,7 @@ mod recorders {
 
     /// A disk is full, and then is not: the lines end where the failure was.
     #[test]
-    fn nothing_is_written_behind_a_failure_that_was_told() {
+    fn nothing_is_written_behind_a_failure_that_was_returned() {
         struct Once(u32);
         impl Write for Once {
             fn write(&mut self, b: &[u8]) -> io::Result<usize> {

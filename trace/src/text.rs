@@ -8,6 +8,7 @@ use super::op::{Access, Op, Step, ThreadNo};
 use super::program::{Fault, Program};
 use core::fmt;
 use core::str::FromStr;
+use millpond_driver::whole_bytes;
 
 /// The version that is written, and the only one that is read.
 pub(super) const VERSION: u32 = 1;
@@ -86,30 +87,14 @@ impl FromStr for Program {
     }
 }
 
-/// Bytes in the largest unit that divides them.
-struct Size(u64);
-
-/// The units of sizes and their powers of two, the largest first.
-pub(super) const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |shift: u32| self.0 != 0 && self.0.trailing_zeros() >= shift;
-        match UNITS.iter().find(|(_, shift)| whole(*shift)) {
-            Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
-            None => write!(f, "{}", self.0),
-        }
-    }
-}
-
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Op::Alloc { block, bytes, align, stream } => {
-                write!(f, "alloc {block} {} on {stream}", Size(bytes))?;
-                align.map_or(Ok(()), |a| write!(f, " align {}", Size(a)))
+                write!(f, "alloc {block} {} on {stream}", whole_bytes(bytes))?;
+                align.map_or(Ok(()), |a| write!(f, " align {}", whole_bytes(a)))
             }
-            Op::AllocPinned { block, bytes } => write!(f, "alloc-pinned {block} {}", Size(bytes)),
+            Op::AllocPinned { block, bytes } => write!(f, "alloc-pinned {block} {}", whole_bytes(bytes)),
             Op::Free { block } => write!(f, "free {block}"),
             Op::FreeOn { block, stream } => write!(f, "free {block} on {stream}"),
             Op::FreeUnknown { block } => write!(f, "free {block} unknown"),
@@ -124,7 +109,7 @@ impl fmt::Display for Op {
             Op::RecordUseUntil { block, event } => write!(f, "record-use {block} until {event}"),
             Op::ShareWith { block, stream } => write!(f, "share {block} with {stream}"),
             Op::Copy { to, from, bytes, stream } => {
-                write!(f, "copy {from} to {to} {} on {stream}", Size(bytes))
+                write!(f, "copy {from} to {to} {} on {stream}", whole_bytes(bytes))
             }
             Op::Record { event, stream } => write!(f, "record {event} on {stream}"),
             Op::Wait { stream, event } => write!(f, "wait {stream} for {event}"),
@@ -137,7 +122,7 @@ impl fmt::Display for Op {
             Op::CloseStream { stream } => write!(f, "close {stream}"),
             Op::Trim { stream: Some(stream) } => write!(f, "trim {stream}"),
             Op::Trim { stream: None } => write!(f, "trim all"),
-            Op::SetLimit { bytes: Some(bytes) } => write!(f, "limit {}", Size(bytes)),
+            Op::SetLimit { bytes: Some(bytes) } => write!(f, "limit {}", whole_bytes(bytes)),
             Op::SetLimit { bytes: None } => write!(f, "limit none"),
             Op::Advance { stream, steps } => write!(f, "advance {stream} {steps}"),
             Op::Tick => write!(f, "tick"),

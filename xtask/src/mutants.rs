@@ -17,11 +17,13 @@ struct Bug {
 /// What stands above a table of bugs.
 const ABOVE: &str = "<!-- bugs: ";
 
-/// The bugs of the source's list, `zoo! { … }`: an entry a line, `Z1 "z1" "what is wrong"`; a kind begins with its name and a colon.
+/// The bugs of the source's list, `mutants! { … }`: an entry a line, `Z1 "z1" "what is wrong"`; a kind begins with its name and a colon.
 fn bugs(source: &str) -> Result<Vec<Bug>, String> {
     let mut bugs = Vec::new();
     let mut kind = "core".to_owned();
-    for line in source.lines().skip_while(|line| *line != "zoo! {").skip(1).take_while(|line| *line != "}") {
+    for line in
+        source.lines().skip_while(|line| *line != "mutants! {").skip(1).take_while(|line| *line != "}")
+    {
         let line = line.trim();
         if let Some(next) = line.strip_suffix(':') {
             next.clone_into(&mut kind);
@@ -51,7 +53,7 @@ pub(crate) fn written(document: &str, source: &str, printed: Option<&str>) -> Re
             measured.insert((*name).to_owned(), rest.join(" | "));
         }
     }
-    let mut told: Vec<String> = Vec::new();
+    let mut listed: Vec<String> = Vec::new();
     let mut out = String::new();
     let mut lines = document.lines();
     while let Some(line) = lines.next() {
@@ -64,7 +66,7 @@ pub(crate) fn written(document: &str, source: &str, printed: Option<&str>) -> Re
         };
         let _ = write!(out, "{head}\n{rule}\n");
         let wide = columns(head).len();
-        // What is told of each bug, in the order in which it is.
+        // The other columns of each bug, in the order of the document.
         let mut rows: Vec<(String, String)> = Vec::new();
         let mut below = String::new();
         for row in lines.by_ref() {
@@ -74,7 +76,7 @@ pub(crate) fn written(document: &str, source: &str, printed: Option<&str>) -> Re
             }
             let cells = columns(row);
             let [name, _, rest @ ..] = &cells[..] else { return Err(format!("not a row of a bug: {row}")) };
-            // What is listed no more is told no more.
+            // A bug that the source does not list any more is left out.
             if by_name.contains_key(name) {
                 rows.push(((*name).to_owned(), rest.join(" | ")));
             }
@@ -90,7 +92,7 @@ pub(crate) fn written(document: &str, source: &str, printed: Option<&str>) -> Re
             let rest = at.map_or(blank.clone(), |at| rows.remove(at).1);
             let rest = if kind == "core" { measured.remove(&bug.name).unwrap_or(rest) } else { rest };
             ordered.push((bug.name.clone(), rest));
-            told.push(bug.name.clone());
+            listed.push(bug.name.clone());
         }
         ordered.extend(rows);
         for (name, rest) in ordered {
@@ -98,8 +100,9 @@ pub(crate) fn written(document: &str, source: &str, printed: Option<&str>) -> Re
         }
         out.push_str(&below);
     }
-    let untold: Vec<&str> = by_name.keys().copied().filter(|name| !told.iter().any(|t| t == name)).collect();
-    if untold.is_empty() { Ok(out) } else { Err(format!("no table tells of {}", untold.join(", "))) }
+    let missing: Vec<&str> =
+        by_name.keys().copied().filter(|name| !listed.iter().any(|l| l == name)).collect();
+    if missing.is_empty() { Ok(out) } else { Err(format!("no table lists {}", missing.join(", "))) }
 }
 
 /// The lines in which the document is not what would be written.
@@ -122,7 +125,7 @@ pub(crate) fn differences(document: &str, written: &str) -> String {
 mod tests {
     use super::{differences, written};
 
-    const SOURCE: &str = "macro_rules! zoo {\n}\nzoo! {\n    Z1 \"z1\" \"one\"\n    Z2 \"z2\" \"two\"\n;\nleaks:\n    L \"leak\" \"grows\"\n}\nfn f() {}\n";
+    const SOURCE: &str = "macro_rules! mutants {\n}\nmutants! {\n    Z1 \"z1\" \"one\"\n    Z2 \"z2\" \"two\"\n;\nleaks:\n    L \"leak\" \"grows\"\n}\nfn f() {}\n";
     const RIGHT: &str = "# Bugs\n\n<!-- bugs: core -->\n| bug | what | found by | after |\n|---|---|---|---|\n| z1 | one | a | 3 |\n| z2 | two | b | 4 |\n\nText | with a bar\n\n<!-- bugs: leaks -->\n| bug | what | grows |\n|---|---|---|\n| leak | grows | events |\n| z1 | one | marks |\n";
 
     #[test]
@@ -159,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_without_a_table_and_a_table_without_a_kind_are_told() {
+    fn a_kind_without_a_table_and_a_table_without_a_kind_are_reported() {
         let without = RIGHT.replace("<!-- bugs: leaks -->", "");
-        assert_eq!(written(&without, SOURCE, None).unwrap_err(), "no table tells of leak");
-        let unknown = RIGHT.replace("<!-- bugs: leaks -->", "<!-- bugs: doors -->");
+        assert_eq!(written(&without, SOURCE, None).unwrap_err(), "no table lists leak");
+        let unknown = RIGHT.replace("<!-- bugs: leaks -->", "<!-- bugs: unknown -->");
         assert!(written(&unknown, SOURCE, None).is_err());
-        assert!(written(RIGHT, "zoo! {\n}\n", None).is_err());
-        assert!(written(RIGHT, "zoo! {\n    Z1 \"z1\"\n}\n", None).is_err());
+        assert!(written(RIGHT, "mutants! {\n}\n", None).is_err());
+        assert!(written(RIGHT, "mutants! {\n    Z1 \"z1\"\n}\n", None).is_err());
     }
 
     /// The document is what `cargo run -p xtask -- mutants --write` writes.

@@ -1,16 +1,16 @@
-//! Names of tests by which a check runs a part of them, or leaves a part out: one that no test has would be missed by nobody.
+//! Names of tests by which a check runs a part of them, or leaves a part out: without this check a name that no test has would go unnoticed.
 
 use std::fmt::Write;
 use std::path::Path;
 
 /// The tests that a test program has listed (`name: test`) or run (`test name ... ok`).
-fn told(printed: &str) -> Vec<&str> {
+fn tests_in(printed: &str) -> Vec<&str> {
     printed
         .lines()
         .filter_map(|line| {
             let ran =
                 line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... ")).map(|(name, _)| name);
-            // An expected panic is told behind the name.
+            // An expected panic stands behind the name.
             ran.map(|name| name.split(" - ").next().unwrap_or(name)).or_else(|| line.strip_suffix(": test"))
         })
         .collect()
@@ -18,7 +18,7 @@ fn told(printed: &str) -> Vec<&str> {
 
 /// Each name that is part of no test's, a line each.
 pub(crate) fn missing(printed: &str, names: &[String]) -> String {
-    let tests = told(printed);
+    let tests = tests_in(printed);
     let mut out = String::new();
     for name in names.iter().filter(|name| !tests.iter().any(|test| test.contains(name.as_str()))) {
         let _ = writeln!(out, "no test is named '{name}', of {}", tests.len());
@@ -26,7 +26,7 @@ pub(crate) fn missing(printed: &str, names: &[String]) -> String {
     out
 }
 
-/// Each name that is part of no function's in these sources: of tests that are left out, which nobody lists.
+/// Each name that is part of no function's in these sources: of tests that are left out, which no program lists.
 pub(crate) fn missing_in(folders: &[impl AsRef<Path>], names: &[String]) -> Result<String, String> {
     let mut functions = Vec::new();
     for folder in folders {

@@ -37,10 +37,9 @@
 //! This module does not know who owns these bytes, what a stamp means, or where a segment lies, except to align.
 
 use super::Kind;
-use super::chunk::{Chunk, ChunkState, NOBODY};
+use super::chunk::{Chunk, ChunkState, NO_CHUNK};
 use super::segment::Segments;
 use crate::laws;
-use crate::units::Epoch;
 
 /// How many bins a power of two is cut into, as a power of two.
 const SUB_BITS: u32 = 4;
@@ -302,26 +301,26 @@ impl Bins {
         self.links.extend((from..=FIRST + id).map(|at| Link { prev: at, next: at }));
     }
 
-    /// The chunk that entered a bin last, or `NOBODY`; `None` before anything entered any: there are no links.
+    /// The chunk that entered a bin last, or `NO_CHUNK`; `None` before anything entered any: there are no links.
     #[inline]
     pub(super) fn first(&self, bin: Bin) -> Option<u32> {
         self.links.get(bin.0 as usize).map(|link| link.next.saturating_sub(FIRST))
     }
 
-    /// The chunk behind a link; `NOBODY` if that is the bin again.
+    /// The chunk behind a link; `NO_CHUNK` if that is the bin again.
     #[inline]
     fn behind(&self, at: u32) -> u32 {
         self.links[at as usize].next.saturating_sub(FIRST)
     }
 
-    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NOBODY`, and how many it
+    /// The bounded best fit of the hot path, for `len` granules at any address: the chunk, or `NO_CHUNK`, and how many it
     /// looked at, at most [`WALK`] in the own bin and as many in the next occupied one.
     #[inline]
     pub(super) fn best_fit(&self, chunks: &[Chunk], len: u32, own: Bin) -> (u32, u32) {
         let mut steps = 0;
         if self.links[own.0 as usize].next != own.0 {
             let (found, walked) = self.walk(own, chunks, len);
-            if found != NOBODY {
+            if found != NO_CHUNK {
                 return (found, walked);
             }
             steps = walked;
@@ -341,14 +340,14 @@ impl Bins {
             u128::from(chunk.len) << 64 | u128::from(chunk.place.number())
         };
         let mut best = self.behind(bin.0);
-        if best == NOBODY {
-            return (NOBODY, 0);
+        if best == NO_CHUNK {
+            return (NO_CHUNK, 0);
         }
         let mut id = self.behind(FIRST + best);
         let mut steps = 1;
-        if id != NOBODY {
+        if id != NO_CHUNK {
             let mut least = key(best);
-            while id != NOBODY && steps < WALK {
+            while id != NO_CHUNK && steps < WALK {
                 let this = key(id);
                 (best, least) = if this < least { (id, this) } else { (best, least) };
                 id = self.behind(FIRST + id);
@@ -358,12 +357,12 @@ impl Bins {
         (best, steps)
     }
 
-    /// The tightest of the first [`WALK`] chunks of a bin that have `len` granules, or `NOBODY`, and how many it looked at;
+    /// The tightest of the first [`WALK`] chunks of a bin that have `len` granules, or `NO_CHUNK`, and how many it looked at;
     /// of equals the lowest.
     #[inline(never)]
     fn walk(&self, bin: Bin, chunks: &[Chunk], len: u32) -> (u32, u32) {
         // As above, but comparing what is left over. A chunk that is too short wraps around to more than any length.
-        let (mut best, mut least) = (NOBODY, 1 << 96);
+        let (mut best, mut least) = (NO_CHUNK, 1 << 96);
         let mut steps = 0;
         for id in self.ids(bin).take(WALK as usize) {
             let chunk = &chunks[id as usize];
@@ -423,13 +422,13 @@ impl Bins {
         (hit, (first + second) as u32)
     }
 
-    /// The tightest chunk that fits and whose stamp is accepted, bin after bin, looking at no more than `limit`.
+    /// The tightest chunk that fits and is accepted, bin after bin, looking at no more than `limit`.
     pub(super) fn sweep(
         &self,
         chunks: &[Chunk],
         sought: &Sought<'_>,
         limit: usize,
-        mut accept: impl FnMut(Epoch) -> bool,
+        mut accept: impl FnMut(&Chunk) -> bool,
     ) -> (Option<u32>, usize) {
         let mut steps = 0;
         let mut from = Bin::of(sought.kind, sought.len);
@@ -468,7 +467,7 @@ impl Bins {
         chunks: &[Chunk],
         sought: &Sought<'_>,
         limit: usize,
-        mut accept: impl FnMut(Epoch) -> bool,
+        mut accept: impl FnMut(&Chunk) -> bool,
     ) -> (Option<u32>, usize) {
         let mut best: Option<(u32, &Chunk)> = None;
         let mut steps = 0;
@@ -476,7 +475,7 @@ impl Bins {
             let chunk = &chunks[id as usize];
             steps += 1;
             let tighter = best.is_none_or(|(_, b)| (chunk.len, chunk.place) < (b.len, b.place));
-            if tighter && sought.fits(chunk) && accept(chunk.stamp) {
+            if tighter && sought.fits(chunk) && accept(chunk) {
                 if chunk.len == sought.len {
                     return (Some(id), steps);
                 }
@@ -488,8 +487,8 @@ impl Bins {
 
     /// The chunks of a bin, newest first.
     pub(super) fn ids(&self, bin: Bin) -> impl Iterator<Item = u32> + '_ {
-        let known = |id: u32| (id != NOBODY).then_some(id);
-        let first = self.first(bin).unwrap_or(NOBODY);
+        let known = |id: u32| (id != NO_CHUNK).then_some(id);
+        let first = self.first(bin).unwrap_or(NO_CHUNK);
         core::iter::successors(known(first), move |&id| known(self.behind(FIRST + id)))
     }
 
@@ -532,7 +531,7 @@ impl core::fmt::Display for Shown {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0.saturating_sub(FIRST) {
             id @ 1.. => write!(f, "chunk {id}"),
-            NOBODY => write!(f, "{:?}", Bin(self.0)),
+            NO_CHUNK => write!(f, "{:?}", Bin(self.0)),
         }
     }
 }

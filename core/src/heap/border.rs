@@ -5,7 +5,7 @@
 //! streams allows it, or what a segment costs. It is cold: it alone touches the index of Absent chunks.
 
 use super::bins::Sought;
-use super::chunk::{ChunkId, ChunkState, MIXED, NIL, Place, UNIFORM};
+use super::chunk::{Chunk, ChunkId, ChunkState, MIXED, NIL, Place, UNIFORM};
 use super::segment::Segment;
 use super::stamps::Units;
 use super::{FreeChunk, Heap, Kind, SegmentView, Want};
@@ -41,7 +41,7 @@ pub struct Cut {
     pub segment_len: Granules,
     /// The segment's kind.
     pub kind: Kind,
-    /// Of a window, its unit; 0 of a plain segment.
+    /// The unit of a window; 0 for a plain segment.
     pub unit: Granules,
     /// Where the range begins in the segment.
     pub offset: Granules,
@@ -186,8 +186,22 @@ impl Heap {
     ///
     /// # Panics
     /// When `want.len` is zero or `want.align` is no power of two.
-    pub fn find(&self, want: &Want, steps: usize, accept: impl FnMut(Epoch) -> bool) -> Option<Found> {
+    pub fn find(&self, want: &Want, steps: usize, mut accept: impl FnMut(Epoch) -> bool) -> Option<Found> {
+        self.find_where(want, steps, |stamp, _| accept(stamp))
+    }
+
+    /// The same, where the place counts too: `accept` gets the stamp, and the segment with the chunk's offset and length.
+    ///
+    /// # Panics
+    /// As [`Heap::find`].
+    pub fn find_where(
+        &self,
+        want: &Want,
+        steps: usize,
+        mut accept: impl FnMut(Epoch, (SegmentId, Granules, Granules)) -> bool,
+    ) -> Option<Found> {
         let sought: Sought<'_> = want.sought(want.kind, &self.segments);
+        let accept = |c: &Chunk| accept(c.stamp, (c.place.segment(), Granules(c.offset()), Granules(c.len)));
         let id = self.bins.sweep(self.chunks.all(), &sought, steps, accept).0?;
         let chunk = &self.chunks[id];
         Some(Found {

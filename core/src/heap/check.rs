@@ -27,7 +27,7 @@ impl Heap {
     /// debugging; its cost is the number of chunks.
     ///
     /// # Panics
-    /// With the law's number and the chunks, when one does not hold.
+    /// If an invariant does not hold; the message has its number and the chunks.
     pub fn check(&self) {
         let mut count = Count::default();
         let mut last_end = 0;

@@ -13,7 +13,7 @@ use core::fmt;
 use core::ops::{Index, IndexMut};
 
 /// The first slot, which never has a chunk: no bytes, in no segment.
-pub(super) const NOBODY: u32 = 0;
+pub(super) const NO_CHUNK: u32 = 0;
 /// The tag of a free chunk whose bytes all entered with its stamp.
 pub(super) const UNIFORM: u32 = 0;
 /// The tag of a free chunk of a window whose bytes entered with different stamps, which its units have.

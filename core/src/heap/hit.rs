@@ -20,7 +20,7 @@
 //! This file does not know why a range is given back, nor what a stamp means except that the later one counts.
 
 use super::bins::{Bin, Bins, SWEEP, Sought, WALK};
-use super::chunk::{self, Chunk, ChunkId, ChunkState, NOBODY};
+use super::chunk::{self, Chunk, ChunkId, ChunkState, NO_CHUNK};
 use super::segment::Segments;
 use super::snapshot::Totals;
 use super::{Given, Heap, Kind, Want};
@@ -149,6 +149,38 @@ impl Heap {
         self.take_whole(id, requested)
     }
 
+    /// Hands out `len` granules from `offset` of their segment, which lie in this free chunk: for callers that know what is behind the addresses.
+    ///
+    /// # Panics
+    /// As [`Heap::take`]; H4, when the chunk is not free; H1, when the range is not inside of it.
+    #[cold]
+    #[inline(never)]
+    pub fn take_at(
+        &mut self,
+        chunk: ChunkId,
+        offset: Granules,
+        len: Granules,
+        requested: u64,
+    ) -> Option<Taken> {
+        assert_holds(len, requested);
+        let free = self.chunks.get(chunk).filter(|c| c.is(ChunkState::Free));
+        let Some(free) = free else {
+            super::broken("H4", format_args!("{chunk} is taken from but is not free"))
+        };
+        let (kind, from) = (self.segments[free.segment].kind, free.offset());
+        law!(
+            H1,
+            self.covers(chunk.0, offset.0, len.0),
+            "{} granules at {} are taken from {chunk}, which does not have them",
+            len.0,
+            offset.0
+        );
+        self.totals.splits +=
+            u64::from(offset.0 > from) + u64::from(self.chunks[chunk.0].end() > offset.0 + len.0);
+        let id = self.detach(kind, chunk.0, offset.0 - from, len.0);
+        self.take_whole(id, requested)
+    }
+
     /// Hands out a request at any address from the free chunks of a kind ([`Heap::take`]): the fast path. An exact fit at the head of its
     /// bin, the last of this length that was given back, needs no search.
     #[inline]
@@ -184,7 +216,7 @@ impl Heap {
         let (chunks, vacant) = self.chunks.parts_to_fill();
         let (id, steps) = self.bins.best_fit(chunks, len, own);
         self.totals.searched(steps);
-        if id == NOBODY {
+        if id == NO_CHUNK {
             if steps < WALK {
                 // The own bin was searched to its end, and there is no higher one.
                 self.count_miss();
@@ -411,7 +443,7 @@ fn join(chunks: &mut [Chunk], vacant: &mut u32, bins: &mut Bins, free: u32, id: 
 impl Want {
     /// What the bins search for among the chunks of one kind, where the address matters.
     pub(super) fn sought<'a>(&self, kind: Kind, segments: &'a Segments) -> Sought<'a> {
-        assert!(self.len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
+        assert!(self.len.0 > 0, "a want of no bytes: the allocator answers zero-byte requests itself");
         assert!(self.align.0.is_power_of_two(), "the alignment of a want is a power of two, 1 at least");
         Sought { kind, len: self.len.0, align: self.align.0, segments }
     }
@@ -420,6 +452,6 @@ impl Want {
 /// The rounded request holds the requested bytes, and is not zero.
 #[inline]
 fn assert_holds(len: Granules, requested: u64) {
-    assert!(len.0 > 0, "a want of no bytes: whoever allocates answers zero-byte requests itself");
-    assert!(requested <= len.bytes(), "a take of fewer granules than were asked for");
+    assert!(len.0 > 0, "a want of no bytes: the allocator answers zero-byte requests itself");
+    assert!(requested <= len.bytes(), "a take of fewer granules than were requested");
 }

@@ -1,4 +1,4 @@
-//! What the layer that moves physical memory asks of a heap: which free ranges contain whole handles, every free piece of one handle, and where a
+//! What the layer that moves physical memory needs of a heap: which free ranges contain whole handles, every free piece of one handle, and where a
 //! request needs the least new memory.
 //!
 //! In a *window* ([`Heap::add_window`]) physical memory comes and goes in whole units while the addresses stay. A *hole* is a stretch of units
@@ -60,7 +60,7 @@ impl Heap {
 
     /// Takes out every free piece of `[offset, offset + len)`, in order of offset. `None`, and no change, if any of it is allocated or in flight,
     /// or if finding that out needs a look at more than `steps` records: a caller that needs all of the range need not ask other heaps then.
-    /// What is Absent here belongs to them or to nobody.
+    /// What is Absent here belongs to them or to no heap.
     ///
     /// # Panics
     /// H1, when the range is empty or leaves the segment.
@@ -104,6 +104,30 @@ impl Heap {
                 .map(|(id, offset, len)| self.cut(ChunkId(id), Granules(offset), Granules(len)))
                 .collect(),
         )
+    }
+
+    /// The parts of a range of a segment that are here, offsets and lengths, in order: free, allocated or in flight. None of a segment that this heap does
+    /// not know.
+    pub fn here_in(
+        &self,
+        segment: SegmentId,
+        offset: Granules,
+        len: Granules,
+    ) -> impl Iterator<Item = (Granules, Granules)> + '_ {
+        let end = u64::from(offset.0) + u64::from(len.0);
+        let end = if self.has_segment(segment) { u32::try_from(end).unwrap_or(u32::MAX) } else { offset.0 };
+        let before = self.absent.range((segment, 0)..(segment, offset.0)).next_back();
+        let within = self.absent.range((segment, offset.0)..(segment, end));
+        let absent = before.into_iter().chain(within).map(move |(_, &id)| {
+            let chunk = &self.chunks[id];
+            (chunk.offset().max(offset.0), chunk.end())
+        });
+        let mut at = offset.0;
+        absent.filter(move |(_, to)| *to > offset.0).chain([(end, end)]).filter_map(move |(from, to)| {
+            let part = (at < from).then(|| (Granules(at), Granules(from - at)));
+            at = to.max(at);
+            part
+        })
     }
 
     /// The record that contains an offset; `None` if there are more than `steps` between it and the nearest Absent one. The search goes on
@@ -201,7 +225,7 @@ struct Stretch {
 }
 
 impl Default for Stretch {
-    /// In no segment.
+    /// A stretch in no segment.
     fn default() -> Stretch {
         Stretch { slot: NIL, parts: SmallVec::new() }
     }

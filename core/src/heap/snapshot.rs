@@ -40,6 +40,8 @@ pub(super) struct Totals {
 pub struct FreeRange {
     /// Where it lies.
     pub segment: SegmentId,
+    /// Where it begins there.
+    pub offset: Granules,
     /// How long it is.
     pub len: Granules,
     /// When its bytes were last used on the pool's own stream.
@@ -284,10 +286,31 @@ impl Heap {
         let free = (from..end).map(|id| &self.chunks[id]).filter(|chunk| chunk.is(ChunkState::Free));
         let seen = |chunk: &Chunk| FreeRange {
             segment: chunk.place.segment(),
+            offset: Granules(chunk.offset()),
             len: Granules(chunk.len),
             stamp: chunk.stamp,
         };
         (from < end).then(|| (end, free.map(seen)))
+    }
+
+    /// The ranges that are here among `steps` records of ranges from this number on, with their segments, and the number after them; `None` after the last
+    /// one. With `windows_only` those of plain segments are left out. For walking all of them in pieces, as [`Heap::free_from`].
+    pub fn ranges_from(
+        &self,
+        from: u32,
+        steps: u32,
+        windows_only: bool,
+    ) -> Option<(u32, impl Iterator<Item = (SegmentId, RangeMap)> + '_)> {
+        let end = from.saturating_add(steps).min(self.chunks.slots());
+        let ranges = (from..end).filter_map(move |id| {
+            let chunk = &self.chunks[id];
+            let state = chunk.state.filter(|state| *state != ChunkState::Absent)?;
+            let is_left_out = windows_only && self.segments[chunk.segment].unit == 0;
+            let (offset, len) = (Granules(chunk.offset()), Granules(chunk.len));
+            let range = RangeMap { offset, len, state, stamp: chunk.stamp };
+            (!is_left_out).then_some((chunk.place.segment(), range))
+        });
+        (from < end).then_some((end, ranges))
     }
 
     /// The longest free range of a kind, exactly: from the highest occupied bin, which holds it (H8). Nothing is copied.

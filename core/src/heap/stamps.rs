@@ -11,7 +11,7 @@
 use crate::units::Epoch;
 use core::ops::Range;
 
-/// Up to so many units are written one by one.
+/// Up to this number of units are written one by one.
 const SHORT: usize = 4;
 
 /// The stamps of a window's units: a binary tree in one array, the root at 1, the units in its second half. Empty until the first write.

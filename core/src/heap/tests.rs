@@ -3,6 +3,7 @@
 mod breaches;
 
 use super::bins::{Bin, SWEEP, WALK};
+use super::chunk::ChunkId;
 use super::{Heap, Kind, Taken, Want};
 use crate::units::{Addr, Epoch, Granules, SegmentId};
 
@@ -248,4 +249,43 @@ fn the_longest_segment_and_the_last_address_work() {
 
 fn take_all(heap: &mut Heap) -> Taken {
     heap.take(&Want::new(Granules::MAX, Kind::Large), 1).expect("the whole segment")
+}
+
+/// A part of a free chunk is handed out where it is said to be; what is around it stays free.
+#[test]
+fn a_part_of_a_free_chunk_is_taken_where_it_lies() {
+    let mut heap = heap(64);
+    let t = heap.take_at(ChunkId(2), Granules(16), Granules(8), 8 * 512).expect("free");
+    let view = heap.view(t.chunk(), t.generation());
+    assert_eq!((view.offset, view.len, view.requested), (Granules(16), Granules(8), 8 * 512));
+    heap.check();
+    let free: Vec<_> = heap.free_at_least(Kind::Large, Granules(1)).map(|f| (f.offset.0, f.len.0)).collect();
+    assert!(free.contains(&(0, 16)) && free.contains(&(24, 40)) && free.len() == 2, "{free:?}");
+    let front = heap.free_at_least(Kind::Large, Granules(40)).next().expect("24 to 64");
+    let all = heap.take_at(front.chunk, Granules(24), Granules(40), 1).expect("free");
+    heap.check();
+    for t in [t, all] {
+        heap.give(t.chunk(), t.generation(), Epoch(1));
+    }
+    heap.check();
+    assert_eq!(heap.largest_free(Kind::Large), Granules(64));
+}
+
+/// What is here of a range is what is not Absent, cut off at the range's ends.
+#[test]
+fn what_is_here_of_a_range() {
+    let mut heap = Heap::new();
+    heap.add_window(S, Addr(0x10_0000), Granules(64), Kind::Large, Granules(16));
+    let here = |heap: &Heap, at: u32, len: u32| {
+        heap.here_in(S, Granules(at), Granules(len)).map(|(at, len)| (at.0, len.0)).collect::<Vec<_>>()
+    };
+    assert_eq!(here(&heap, 0, 64), []);
+    heap.extend(S, Granules(16), Granules(16), Epoch(1));
+    heap.extend(S, Granules(48), Granules(16), Epoch(1));
+    assert_eq!(here(&heap, 0, 64), [(16, 16), (48, 16)]);
+    assert_eq!(here(&heap, 20, 4), [(20, 4)]);
+    assert_eq!(here(&heap, 0, 17), [(16, 1)]);
+    assert_eq!(here(&heap, 30, 30), [(30, 2), (48, 12)]);
+    assert_eq!(here(&heap, 32, 16), []);
+    assert_eq!(heap.here_in(SegmentId(9), Granules(0), Granules(64)).count(), 0);
 }

@@ -62,7 +62,9 @@ impl Segment {
     fn mix(&mut self, chunks: &mut [Chunk], id: u32, stamp: Epoch) {
         let chunk = &chunks[id as usize];
         let (prev, next, offset, len) = (chunk.prev, chunk.next, chunk.offset(), chunk.len);
-        self.write(offset, len, stamp);
+        if laws::physical::stamps_units() {
+            self.write(offset, len, stamp);
+        }
         for neighbour in [prev, next] {
             let c = &mut chunks[neighbour as usize];
             if c.is(ChunkState::Free) && c.tag == UNIFORM {
@@ -111,7 +113,7 @@ impl Heap {
         let Some(free) = free else {
             super::broken(
                 "H4",
-                format_args!("the stamp of a part of {chunk} is asked for but it is not free"),
+                format_args!("the stamp of a part of {chunk} is requested but it is not free"),
             )
         };
         law!(

@@ -22,7 +22,7 @@ pub fn flight_is_crowded(len: usize, few: usize, crowd: usize) -> bool {
 /// Whether a pool whose uses are not queried waits on its stream for the older half of its bytes in flight before it grows: if they
 /// are as many as it ever had live, as many as a small program has at all, and twice what the last such look left, which is half at most.
 #[inline]
-pub fn unasked_is_crowded(in_flight: u64, peak: u64, left: u64) -> bool {
+pub fn unqueried_is_crowded(in_flight: u64, peak: u64, left: u64) -> bool {
     const LITTLE: u64 = 2 << 20;
     in_flight >= peak.max(LITTLE).max(2 * left) && !mutant!(LeakUnordered)
 }
@@ -41,8 +41,8 @@ pub fn sweeps(few: bool) -> bool {
 
 /// Whether ended streams are queried.
 #[inline]
-pub fn finishes(asks: bool, few: bool) -> bool {
-    !(asks || few || mutant!(FinishNever))
+pub fn finishes(queries_allowed: bool, few: bool) -> bool {
+    !(queries_allowed || few || mutant!(FinishNever))
 }
 
 /// Whether names are dropped from a clock: it is crowded, or names more timelines than there are.
@@ -125,13 +125,13 @@ pub fn is_bound(longest: u32, bound: u32) -> bool {
 /// Whether a pool that stood aside is looked at again when memory entered.
 #[inline]
 pub fn calls_back(aside: bool) -> bool {
-    aside && !mutant!(EnteredUnheard)
+    aside && !mutant!(EnteredUnnotified)
 }
 
-/// Whether listeners are notified of a timeline's news.
+/// Whether listeners are notified of a timeline's progress.
 #[inline]
-pub fn tells(listened: bool) -> bool {
-    listened && !mutant!(NewsLost)
+pub fn notifies(listened: bool) -> bool {
+    listened && !mutant!(ProgressLost)
 }
 
 /// Whether the request itself is the last size that a growth tries.
@@ -144,15 +144,6 @@ pub fn grows_by_request() -> bool {
 #[inline]
 pub fn unclaims() -> bool {
     !mutant!(UnclaimForgotten)
-}
-
-/// How long the handles are at most that fill large requests, in bytes: a 256th of what is reserved, so that handles are few, and one of
-/// which a part is live keeps little else from the device; a power of two, whole units, and 64 MiB at most.
-#[inline]
-pub fn handle_bytes(reserved: u64, unit: u64) -> u64 {
-    const MOST: u64 = 64 << 20;
-    let share = (reserved / 256).clamp(1, MOST);
-    unit.max(1 << share.ilog2())
 }
 
 /// How many records a report looks at in one hold of a pool's lock.

@@ -91,7 +91,7 @@ impl Clock {
         self.left = self.left.max(other.left);
     }
 
-    /// Drops entries that add nothing to `seen`, so that dead streams leave no trace.
+    /// Drops entries that add nothing to `seen`, so that closed streams leave no entries.
     pub fn retire(&mut self, seen: &impl Completed) {
         let done = |e: &(TimelineId, Epoch)| seen.completed(e.0) >= e.1;
         if self.entries().iter().any(done) {

@@ -1,16 +1,19 @@
 //! When may memory touched by one stream be given to another?
 //!
 //! Streams are timelines; a marker is an event recorded on one, numbered. This module keeps the numbers: what a stream is
-//! already ordered after ([`Clock`]), which markers of a timeline are published ([`MarkerLog`]), which streams used an
+//! already ordered after ([`Clock`]), which streams the program itself has ordered ([`Edges`]), which markers of a timeline are published ([`MarkerLog`]), which streams used an
 //! allocation ([`Uses`]), and which uses each freed range still waits for ([`InFlight`]). It decides by comparing numbers
 //! and makes no query.
 //!
 //! It does not know a driver, an event's type, a lock, a chunk's bytes or a heap: chunks are opaque ids here, events
 //! are a type parameter. It can fail only by a bug.
 //!
-//! docs/ordering.md describes the laws O1–O9, each with the interleaving that it forbids.
+//! [docs/ordering.md] describes the laws O1–O9, each with the interleaving that it forbids.
+//!
+#![doc = concat!("[docs/ordering.md]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/docs/ordering.md")]
 
 mod clock;
+mod edges;
 mod inflight;
 mod marker_log;
 mod uses;
@@ -19,6 +22,7 @@ mod uses;
 mod tests;
 
 pub use clock::Clock;
+pub use edges::Edges;
 pub use inflight::{Entry, InFlight, Place};
 pub use marker_log::{Marker, MarkerLog};
 pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};

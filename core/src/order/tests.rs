@@ -223,7 +223,7 @@ fn o6_a_declared_use_is_sealed_at_the_free_and_not_at_the_call() {
 
 /// A stream on which no more work can be queued holds what it held when that was found, whatever number it reaches.
 #[test]
-fn o6_a_declared_use_is_sealed_when_nobody_can_queue_on_its_stream() {
+fn o6_a_declared_use_is_sealed_when_its_stream_takes_no_more_work() {
     let mut uses = Uses::default();
     assert!(uses.declare(S) && uses.declare(U));
     let ended = uses.end(false, |u| (u.on == S).then_some(Epoch(3)));
@@ -485,4 +485,21 @@ pub(super) mod compared {
     pub(crate) fn so_far() -> u64 {
         COUNT.get()
     }
+}
+
+#[test]
+fn edges_are_kept_once_and_go_with_their_timelines() {
+    let mut edges = Edges::NONE;
+    assert!(edges.is_empty() && !edges.has(T));
+    for n in [5, 1, 9, 5, 3, 7, 1] {
+        edges.add(TimelineId(n));
+    }
+    let shared = edges.clone();
+    let all = |edges: &Edges| (0..12).filter(|&n| edges.has(TimelineId(n))).collect::<Vec<_>>();
+    assert_eq!((all(&edges), edges.len()), (vec![1, 3, 5, 7, 9], 5));
+    edges.keep(|on| on.0 != 5 && on.0 < 9);
+    assert_eq!((all(&edges), edges.len()), (vec![1, 3, 7], 3));
+    assert_eq!(all(&shared), [1, 3, 5, 7, 9], "what a request took stays as it was");
+    edges.keep(|_| false);
+    assert!(edges.is_empty() && all(&edges).is_empty());
 }

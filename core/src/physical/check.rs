@@ -1,8 +1,8 @@
-//! The checker of B1, B2, B4, B6, B8 and B10: one walk over the windows and one over the handles.
+//! The checker of B1, B2, B4, B6, B8, B10 and the first half of B11: one walk over the windows and one over the handles.
 //!
 //! Tests call it after every step; its cost is the number of slots and handles. It does not know what heaps have of a window.
 
-use super::handle::Handle;
+use super::handle::{Handle, MOST_FORMER};
 use super::window::Window;
 use super::{HandleId, HandleState, Physical, Place, SlotState, Totals};
 use crate::units::SegmentId;
@@ -12,7 +12,7 @@ impl<H: Clone> Physical<H> {
     /// Checks all invariants but the last sentence of B10.
     ///
     /// # Panics
-    /// With the invariant's number, when one does not hold.
+    /// If an invariant does not hold; the message has its number.
     pub fn check(&self) {
         let mut count = Totals::default();
         let mut draining = BTreeSet::new();
@@ -25,7 +25,7 @@ impl<H: Clone> Physical<H> {
             let units = u64::from(handle.units);
             count.units += units;
             count.held += if handle.holds > 0 { units } else { 0 };
-            if handle.state == HandleState::Spare && handle.second.is_none() {
+            if handle.state == HandleState::Spare && handle.former.is_empty() {
                 law!(
                     B1,
                     self.handles.spare().contains(&(handle.units, id)),
@@ -90,15 +90,20 @@ impl<H: Clone> Physical<H> {
                 slot.handle,
                 handle.units
             );
-            let named = if slot.state == SlotState::Here { handle.at } else { handle.second };
+            let named = match slot.state {
+                SlotState::Here => handle.at == Some(place),
+                SlotState::Arriving => handle.arriving == Some(place),
+                SlotState::Draining(_) | SlotState::Leaving => handle.former.contains(&place),
+            };
             law!(
                 B2,
-                named == Some(place),
-                "{place:?} is {:?} for {:?}, which is at {:?} and {:?}",
+                named,
+                "{place:?} is {:?} for {:?}, which is at {:?}, arrives at {:?} and was at {:?}",
                 slot.state,
                 slot.handle,
                 handle.at,
-                handle.second
+                handle.arriving,
+                handle.former
             );
             match slot.state {
                 SlotState::Here => {}
@@ -126,19 +131,17 @@ impl<H: Clone> Physical<H> {
         law!(B8, found, "segment {} is not in the index by address, at {}", id.0, window.base);
     }
 
-    /// B2 and B4 of one handle.
+    /// B2, B4 and B11 of one handle.
     fn check_handle(&self, id: HandleId, handle: &Handle<H>) {
-        for (place, here) in [(handle.at, true), (handle.second, false)] {
-            let Some(place) = place else { continue };
-            let slot = self.windows.slot(place).filter(|slot| slot.handle == id);
-            let is = slot.is_some_and(|slot| (slot.state == SlotState::Here) == here);
-            law!(
-                B2,
-                is,
-                "{id:?} has a mapping at {place:?}, but that slot is {:?}",
-                self.windows.slot(place)
-            );
+        for &place in handle.at.iter().chain(&handle.arriving).chain(&handle.former) {
+            // What the slot is, is checked with the windows.
+            let slot = self.windows.slot(place);
+            let is = slot.is_some_and(|slot| slot.handle == id);
+            law!(B2, is, "{id:?} has a mapping at {place:?}, but that slot is {slot:?}");
         }
+        let distinct: BTreeSet<Place> = handle.former.iter().copied().collect();
+        let former = distinct.len() == handle.former.len() && distinct.len() <= MOST_FORMER;
+        law!(B2, former, "{id:?} was at {:?}", handle.former);
         let placed = match handle.state {
             HandleState::Spare => handle.at.is_none(),
             HandleState::Busy => true,
@@ -147,6 +150,15 @@ impl<H: Clone> Physical<H> {
         law!(B2, placed, "{id:?} is {:?} at {:?}", handle.state, handle.at);
         let held = handle.holds == 0 || handle.state == HandleState::Mapped;
         law!(B4, held, "{id:?} is held and {:?}", handle.state);
+        let stayed = if handle.holds > 0 { handle.held_at == handle.at } else { handle.held_at.is_none() };
+        law!(
+            B11,
+            stayed,
+            "{id:?} has {} holds since it was at {:?} and is at {:?}",
+            handle.holds,
+            handle.held_at,
+            handle.at
+        );
     }
 
     /// B8: windows and gaps tile the arenas, and the indices have nothing else.
@@ -175,6 +187,9 @@ impl<H: Clone> Physical<H> {
             let inside = |gap: &u64| (first..first + usable).contains(gap);
             law!(B8, gaps.keys().all(inside), "the arena at {first:#x} has a gap outside itself");
         }
+        let units: u64 = self.windows.iter().map(|(_, w)| u64::from(w.units)).sum();
+        let kept = self.windows.units();
+        law!(B8, kept == units, "the windows have {units} units, the total is {kept}");
         let all = self.windows.len();
         law!(B8, windows == all, "{all} windows, but {windows} in arenas");
         let listed = self.windows.by_base.len();

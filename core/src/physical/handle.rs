@@ -12,14 +12,20 @@
 )]
 
 use super::{HandleId, LeavingSlot, Physical, Place, SlotState, Unavailable};
+use crate::laws;
 use crate::order::PendingSet;
 use crate::units::{Addr, Granules};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The most former places with pending uses at which a handle may be mapped. Each move that the device has not caught up with adds one; there is a bound so that
+/// mappings are a small multiple of handles however far the host runs ahead.
+pub const MOST_FORMER: usize = 64;
 
 /// The state of a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HandleState {
-    /// It has no place; any thread may take it once its second mapping, if it has one, is unmapped.
+    /// It has no place; any thread may take it once it is unmapped from its former places.
     Spare,
     /// A thread is working on it.
     Busy,
@@ -35,12 +41,23 @@ pub(super) struct Handle<H> {
     pub(super) state: HandleState,
     /// Its place: the slot that is Here.
     pub(super) at: Option<Place>,
-    /// Its second mapping: the slot that is Arriving, Draining or Leaving.
-    pub(super) second: Option<Place>,
+    /// The slot that is Arriving.
+    pub(super) arriving: Option<Place>,
+    /// Its former places: the slots that are Draining or Leaving.
+    pub(super) former: SmallVec<[Place; 1]>,
     /// The number of holds.
     pub(super) holds: u32,
+    /// Its place when it was first held (B11).
+    pub(super) held_at: Option<Place>,
     /// The count at which it was first found wholly free.
     pub(super) free_since: Option<u64>,
+}
+
+impl<H> Handle<H> {
+    /// Whether it is mapped nowhere.
+    fn is_nowhere(&self) -> bool {
+        self.at.is_none() && self.arriving.is_none() && self.former.is_empty()
+    }
 }
 
 /// A handle, as callers see it.
@@ -52,10 +69,19 @@ pub struct HandleView {
     pub state: HandleState,
     /// Its place.
     pub at: Option<Place>,
-    /// Its second mapping.
-    pub second: Option<Place>,
-    /// Whether it is held.
-    pub held: bool,
+    /// The place that it is being mapped at.
+    pub arriving: Option<Place>,
+    /// The number of its former places, which are still mapped.
+    pub former: usize,
+    /// The number of its holds.
+    pub holds: u32,
+}
+
+impl HandleView {
+    /// Whether work on it may begin to move it ([`Physical::begin_move`]).
+    pub fn may_move(&self) -> bool {
+        self.state == HandleState::Mapped && self.former < MOST_FORMER && laws::holds::may_move(self.holds)
+    }
 }
 
 /// A handle that this thread works on, until an operation consumes the value.
@@ -145,7 +171,9 @@ impl<H: Clone> Physical<H> {
         let id = HandleId(self.handles.next);
         self.handles.next += 1;
         let state = HandleState::Busy;
-        let handle = Handle { native, units, state, at: None, second: None, holds: 0, free_since: None };
+        let (at, arriving, former) = (None, None, SmallVec::new());
+        let (holds, held_at, free_since) = (0, None, None);
+        let handle = Handle { native, units, state, at, arriving, former, holds, held_at, free_since };
         self.handles.all.insert(id, handle);
         self.totals.units += u64::from(units);
         self.totals.created += 1;
@@ -177,18 +205,35 @@ impl<H: Clone> Physical<H> {
         self.totals.spare += u64::from(units);
     }
 
-    /// Begins work on a mapped handle, to move or to unmap it. No other thread can begin, hold or move it until the work ends. The caller cuts its
+    /// Begins work on a mapped handle, to unmap or to move it. No other thread can begin, hold or move it until the work ends. The caller cuts its
     /// bytes out of the heaps next (B5).
     ///
     /// # Errors
-    /// It is held (B4), has a second mapping (B2), has no place, was released, or another thread works on it.
+    /// It is held (B4), is still mapped at a former place, so that it could not be released, has no place, was released, or another thread works on it.
     pub fn begin(&mut self, id: HandleId) -> Result<BusyHandle, Unavailable> {
+        self.begin_with(id, 0, laws::holds::may_release)
+    }
+
+    /// The same, to move it only: it may be mapped at former places, fewer than [`MOST_FORMER`] (B2).
+    ///
+    /// # Errors
+    /// As [`Physical::begin`].
+    pub fn begin_move(&mut self, id: HandleId) -> Result<BusyHandle, Unavailable> {
+        self.begin_with(id, MOST_FORMER - 1, laws::holds::may_move)
+    }
+
+    fn begin_with(
+        &mut self,
+        id: HandleId,
+        former: usize,
+        may: fn(u32) -> bool,
+    ) -> Result<BusyHandle, Unavailable> {
         let handle = self.handles.all.get_mut(&id).ok_or(Unavailable::Gone)?;
         match handle.state {
             HandleState::Spare => Err(Unavailable::Spare),
             HandleState::Busy => Err(Unavailable::Busy),
-            HandleState::Mapped if handle.holds > 0 => Err(Unavailable::Held),
-            HandleState::Mapped if handle.second.is_some() => Err(Unavailable::Draining),
+            HandleState::Mapped if !may(handle.holds) => Err(Unavailable::Held),
+            HandleState::Mapped if handle.former.len() > former => Err(Unavailable::Draining),
             HandleState::Mapped => {
                 handle.state = HandleState::Busy;
                 Ok(BusyHandle { id })
@@ -215,18 +260,19 @@ impl<H: Clone> Physical<H> {
     /// The caller maps the handle at `place` next; from now on the place is no hole. Returns its address.
     ///
     /// # Panics
-    /// B10, when the handle is not Busy; B2, when it has a second mapping, or `place` is no hole of its length in a window; B8, when that window is
-    /// closed.
+    /// B10, when the handle is not Busy; B2, when it has an Arriving slot or [`MOST_FORMER`] former places, or `place` is no hole of its length in a window;
+    /// B8, when that window is closed.
     pub fn start_map(&mut self, busy: &BusyHandle, place: Place) -> Addr {
         let handle = self.handles.busy_mut(busy, "start_map");
         law!(
             B2,
-            handle.second.is_none(),
-            "start_map of {:?} at {place:?}, but its second mapping is {:?}",
+            handle.arriving.is_none() && handle.former.len() < MOST_FORMER,
+            "start_map of {:?} at {place:?}, which arrives at {:?} and was at {:?}",
             busy.id,
-            handle.second
+            handle.arriving,
+            handle.former
         );
-        handle.second = Some(place);
+        handle.arriving = Some(place);
         let units = handle.units;
         self.windows.arrive(place, busy.id, units);
         self.addr_of(place)
@@ -251,7 +297,7 @@ impl<H: Clone> Physical<H> {
             super::broken("B2", format_args!("moved: {:?} had no place", busy.id))
         };
         let handle = self.handles.known(busy.id);
-        handle.second = Some(from);
+        handle.former.push(from);
         let units = handle.units;
         self.set_slot(from, SlotState::Leaving);
         self.totals.draining += u64::from(units);
@@ -264,7 +310,7 @@ impl<H: Clone> Physical<H> {
         let arriving = self.is_arriving(busy);
         let handle = self.handles.busy_mut(busy, operation);
         law!(B2, arriving, "{operation}: {:?} has no Arriving slot", busy.id);
-        let (from, to) = (handle.at, handle.second.take());
+        let (from, to) = (handle.at, handle.arriving.take());
         handle.at = to;
         (handle.state, handle.free_since) = (HandleState::Mapped, None);
         if let Some(to) = to {
@@ -280,7 +326,7 @@ impl<H: Clone> Physical<H> {
     pub fn map_failed(&mut self, busy: &BusyHandle) {
         let place = self.arriving(busy, "map_failed");
         self.windows.vacate(place);
-        self.handles.known(busy.id).second = None;
+        self.handles.known(busy.id).arriving = None;
     }
 
     /// The driver mapped the handle, could not set the access and could not unmap it again: its Arriving slot drains, with no use to wait for. The
@@ -290,7 +336,9 @@ impl<H: Clone> Physical<H> {
     /// B10, when it is not Busy; B2, when it has no Arriving slot.
     pub fn map_stuck(&mut self, busy: &BusyHandle) {
         let place = self.arriving(busy, "map_stuck");
-        let units = self.handles.known(busy.id).units;
+        let handle = self.handles.known(busy.id);
+        let units = handle.units;
+        handle.former.extend(handle.arriving.take());
         self.set_slot(place, SlotState::Draining(PendingSet::new()));
         self.draining.push_back(place);
         self.totals.draining += u64::from(units);
@@ -311,6 +359,29 @@ impl<H: Clone> Physical<H> {
         self.windows.vacate(at);
     }
 
+    /// A driver call that maps or unmaps the handle panicked, and the thread that works on it unwinds: it is unknown whether it is mapped there. An
+    /// Arriving slot drains, with no use to wait for, and a handle that has a place besides is Mapped there. Without an Arriving slot its place
+    /// drains. A handle that has no place then is spare once that slot is unmapped. The value ends with the thread's work.
+    ///
+    /// # Panics
+    /// B10, when it is not Busy; B2, when it has no place and no Arriving slot.
+    pub fn abandoned(&mut self, busy: &BusyHandle) {
+        let handle = self.handles.busy_mut(busy, "abandoned");
+        let Some(place) = handle.arriving.take().or_else(|| handle.at.take()) else {
+            super::broken(
+                "B2",
+                format_args!("abandoned: {:?} has no slot that a driver call changes", busy.id),
+            )
+        };
+        handle.former.push(place);
+        let state = if handle.at.is_some() { HandleState::Mapped } else { HandleState::Spare };
+        (handle.state, handle.free_since) = (state, None);
+        let units = handle.units;
+        self.set_slot(place, SlotState::Draining(PendingSet::new()));
+        self.draining.push_back(place);
+        self.totals.draining += u64::from(units);
+    }
+
     /// Ends the work with the handle spare: the next request for its length takes it. Its bytes stay reserved from the device.
     ///
     /// # Panics
@@ -320,7 +391,7 @@ impl<H: Clone> Physical<H> {
         let handle = self.handles.busy_mut(&busy, "spare");
         law!(B6, handle.at.is_none() && !arriving, "spare of {:?}, which is mapped", busy.id);
         (handle.state, handle.free_since) = (HandleState::Spare, None);
-        let (units, nowhere) = (handle.units, handle.second.is_none());
+        let (units, nowhere) = (handle.units, handle.former.is_empty());
         if nowhere {
             self.list_spare(busy.id, units);
         }
@@ -340,7 +411,7 @@ impl<H: Clone> Physical<H> {
     /// B10, when it is not Busy.
     pub fn to_release(&self, busy: &BusyHandle) -> Option<H> {
         let handle = self.handles.busy(busy, "to_release");
-        (handle.at.is_none() && handle.second.is_none()).then(|| handle.native.clone())
+        handle.is_nowhere().then(|| handle.native.clone())
     }
 
     /// The driver released the handle. Returns its length, which is no longer reserved from the device.
@@ -349,8 +420,7 @@ impl<H: Clone> Physical<H> {
     /// B10, when it is not Busy; B6, when it is mapped somewhere.
     pub fn released(&mut self, busy: BusyHandle) -> Granules {
         let handle = self.handles.busy(&busy, "released");
-        let nowhere = handle.at.is_none() && handle.second.is_none();
-        law!(B6, nowhere, "released: {:?} is mapped", busy.id);
+        law!(B6, handle.is_nowhere(), "released: {:?} is mapped", busy.id);
         let units = handle.units;
         self.handles.all.remove(&busy.id);
         self.totals.units -= u64::from(units);
@@ -362,8 +432,8 @@ impl<H: Clone> Physical<H> {
     pub fn handle(&self, id: HandleId) -> Option<HandleView> {
         let handle = self.handles.get(id)?;
         let len = Granules(handle.units * self.unit.0);
-        let Handle { state, at, second, holds, .. } = *handle;
-        Some(HandleView { len, state, at, second, held: holds > 0 })
+        let Handle { state, at, arriving, holds, .. } = *handle;
+        Some(HandleView { len, state, at, arriving, former: handle.former.len(), holds })
     }
 
     /// The caller found the handle wholly free, at `now` on a counter of its own. Returns the count at which it was first found so.
@@ -379,17 +449,14 @@ impl<H: Clone> Physical<H> {
     }
 
     fn is_arriving(&self, busy: &BusyHandle) -> bool {
-        let second = self.handles.get(busy.id).and_then(|handle| handle.second);
-        let slot = second.and_then(|place| self.windows.slot(place));
-        slot.is_some_and(|slot| slot.state == SlotState::Arriving)
+        self.handles.get(busy.id).is_some_and(|handle| handle.arriving.is_some())
     }
 
     /// B2: the handle's Arriving slot.
     fn arriving(&self, busy: &BusyHandle, operation: &str) -> Place {
-        let arriving = self.is_arriving(busy);
-        match self.handles.busy(busy, operation).second {
-            Some(place) if arriving => place,
-            _ => super::broken("B2", format_args!("{operation}: {:?} has no Arriving slot", busy.id)),
+        match self.handles.busy(busy, operation).arriving {
+            Some(place) => place,
+            None => super::broken("B2", format_args!("{operation}: {:?} has no Arriving slot", busy.id)),
         }
     }
 

@@ -5,10 +5,11 @@
 //! reuse the bytes: registration caches allow that. This module does not know who holds a range, and has no record of plain segments.
 
 use super::{HandleId, HandleState, Physical, SlotState, Unavailable};
+use crate::laws;
 use crate::units::{Granules, SegmentId};
 use smallvec::SmallVec;
 
-/// Handles that are held until [`Physical::unhold`].
+/// Handles that are held, until [`Physical::unhold`].
 #[must_use = "the handles stay held until `unhold`"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct Hold {
@@ -19,6 +20,11 @@ impl Hold {
     /// The number of handles. A range on one handle can be exported as that handle.
     pub fn handles(&self) -> usize {
         self.handles.len()
+    }
+
+    /// Their numbers.
+    pub fn ids(&self) -> &[HandleId] {
+        &self.handles
     }
 }
 
@@ -50,7 +56,8 @@ impl<H: Clone> Physical<H> {
         for &id in &handles {
             let handle = self.handles.known(id);
             self.totals.held += if handle.holds == 0 { u64::from(handle.units) } else { 0 };
-            handle.holds += 1;
+            handle.held_at = handle.held_at.or(handle.at);
+            handle.holds = laws::holds::held_again(handle.holds);
         }
         Ok(Hold { handles })
     }
@@ -64,8 +71,14 @@ impl<H: Clone> Physical<H> {
             let handle = self.handles.known(id);
             law!(B4, handle.holds > 0, "unhold of {id:?}, which is not held");
             handle.holds -= 1;
+            handle.held_at = handle.held_at.filter(|_| handle.holds > 0);
             self.totals.held -= if handle.holds == 0 { u64::from(handle.units) } else { 0 };
         }
+    }
+
+    /// The driver's handle of one that is held, to be exported; `None` if it is not held.
+    pub fn held_native(&self, id: HandleId) -> Option<H> {
+        self.handles.get(id).filter(|handle| handle.holds > 0).map(|handle| handle.native.clone())
     }
 
     /// Whether a part of a range is held, so that no part of it may go to another pool (B4).

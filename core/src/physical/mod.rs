@@ -39,6 +39,8 @@
 //!      Draining
 //! ```
 //!
+//! If the driver panics over a mapping, it is unknown whether it is there: that slot drains, and the handle is spare behind it ([`Physical::abandoned`]).
+//!
 //! A new mapping that the driver cannot take away again drains with no use to wait for. So no flag says that a handle is stuck: its slot does,
 //! and [`Physical::drained`] returns that slot again until the driver unmaps it.
 //!
@@ -48,8 +50,8 @@
 //!
 //! * **B1** a handle counts once, however often it is mapped: `units = Σ units(h)`; the sums of spare, draining and held units likewise. The
 //!   index of spare handles has exactly those that are Spare and mapped nowhere.
-//! * **B2** the slots of `w` are disjoint and inside it. Slots and handles refer to each other: a slot that is Here is `at(h)`, any other is
-//!   `second(h)`. So a handle has at most two mappings, and a second one prevents a third.
+//! * **B2** the slots of `w` are disjoint and inside it. Slots and handles refer to each other: a slot that is Here is `at(h)`, one that is Arriving
+//!   `arriving(h)`, any other is in `former(h)`, which has at most [`MOST_FORMER`].
 //! * **B4** `holds(h) > 0 ⇒ h` is Mapped: no thread works on it, so it is neither moved nor released.
 //! * **B6** a draining slot leaves only through [`Physical::drained`], once all uses through its addresses are over; the queue has each draining
 //!   slot once. A handle is released only when it is mapped nowhere.
@@ -57,13 +59,14 @@
 //!   starts in a closed window; the list of retired windows has exactly those that are closed and have no slot.
 //! * **B10** `h` is Busy `⇔` there is a [`BusyHandle`] of it; only then has it an Arriving slot. `s` is Leaving `⇔` there is a [`LeavingSlot`] of it.
 //!   At rest there are neither.
+//! * **B11** a held handle has the place that it had when it was first held, and as many holds as there are [`Hold`]s of it.
 //!
 //! [`Physical::check`] checks them, [`Physical::check_at_rest`] the last sentence of B10 too. Each operation also checks those that it could break,
 //! in release builds too: beside a driver call that costs nothing.
 //!
 //! The allocator keeps the others, which need its heaps, streams and limit: the bytes of handles, of plain segments and of claims are what is
 //! reserved, within the limit (the rest of B1); the bytes of slots that are Here are in heaps or in transit, and Absent in all heaps otherwise (B3);
-//! no part of a held range goes to another pool (the rest of B4); who works on a handle has cut all its bytes out of the heaps (B5); a handle's uses
+//! what a pool has of a held handle, or of a held plain segment, it keeps (the rest of B11); a thread that works on a handle has cut all its bytes out of the heaps (B5); a handle's uses
 //! are complete before it is unmapped or released (the rest of B6), and ordered before its next owner (B7); stamps (B9).
 //!
 //! # A handle keeps no stamps of former pools
@@ -92,7 +95,7 @@ mod tests;
 mod window;
 
 pub use arena::AddrRange;
-pub use handle::{BusyHandle, HandleState, HandleView};
+pub use handle::{BusyHandle, HandleState, HandleView, MOST_FORMER};
 pub use hold::Hold;
 pub use slot::{LeavingSlot, SlotState, SlotView};
 pub use window::{NoWindow, WindowView};
@@ -138,7 +141,7 @@ pub enum Unavailable {
     Busy,
     /// It is held: exported or registered, for example.
     Held,
-    /// A second mapping of it still exists.
+    /// It is still mapped at former places.
     Draining,
     /// No handle is mapped at some of these addresses.
     Absent,
@@ -181,11 +184,13 @@ pub struct Stats {
     pub handles: u64,
     /// Their bytes, each handle once: what the device gave.
     pub bytes: u64,
-    /// Of those, the bytes of spare handles.
+    /// The bytes of spare handles.
     pub spare: u64,
-    /// Addresses of second mappings that are still to be unmapped.
+    /// The number of spare handles.
+    pub spares: u64,
+    /// Addresses of former places that are still to be unmapped.
     pub draining: u64,
-    /// Of the bytes, those of held handles.
+    /// The bytes of held handles.
     pub held: u64,
     /// The number of windows.
     pub windows: u64,
@@ -199,7 +204,7 @@ pub struct Stats {
     pub released: u64,
     /// Moves from one place to another.
     pub moved: u64,
-    /// Of those, with uses pending: for a time the handle was mapped twice.
+    /// Moves of handles with uses pending: for a time such a handle was mapped twice.
     pub second_mappings: u64,
     /// How often the driver could not take a new mapping away again.
     pub stuck: u64,
@@ -245,6 +250,7 @@ impl<H: Clone> Physical<H> {
             handles: self.handles.len() as u64,
             bytes: bytes(t.units),
             spare: bytes(t.spare),
+            spares: self.handles.spare().len() as u64,
             draining: bytes(t.draining),
             held: bytes(t.held),
             windows: self.windows.len() as u64,

@@ -121,15 +121,12 @@ impl<H: Clone> Physical<H> {
         self.windows.vacate(slot.place);
         self.totals.draining -= u64::from(units);
         let handle = self.handles.known(id);
-        law!(
-            B2,
-            handle.second == Some(slot.place),
-            "{id:?} left {:?} but its second mapping is {:?}",
-            slot.place,
-            handle.second
-        );
-        handle.second = None;
-        if handle.state == HandleState::Spare {
+        let left = handle.former.iter().position(|&place| place == slot.place);
+        let Some(left) = left else {
+            super::broken("B2", format_args!("{id:?} left {:?} but was at {:?}", slot.place, handle.former))
+        };
+        handle.former.swap_remove(left);
+        if handle.state == HandleState::Spare && handle.former.is_empty() {
             self.list_spare(id, units);
         }
     }

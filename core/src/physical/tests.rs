@@ -159,10 +159,10 @@ fn a_busy_handle_is_one_threads() {
     assert!(!memory.is_hole(OWNER, SegmentId(8), units(2), UNIT), "not a window");
 }
 
-/// A handle moves while uses through its old addresses are pending: it has its new place at once, cannot move again, and the old addresses
+/// A handle moves while uses through its old addresses are pending: it has its new place at once, is not released, and the old addresses
 /// are no hole until the uses are over.
 #[test]
-fn a_second_mapping_drains_and_prevents_a_third() {
+fn a_former_place_drains() {
     let mut memory = memory();
     let id = map(&mut memory, 0, 2);
     let left = move_to(&mut memory, id, 4);
@@ -186,6 +186,39 @@ fn a_second_mapping_drains_and_prevents_a_third() {
     let busy = memory.begin(id).unwrap();
     memory.put_back(busy);
     assert_eq!((memory.stats().second_mappings, memory.stats().draining), (1, 0));
+}
+
+/// A handle moves again and again while the device has not caught up, up to a bound; the last of its former places to be unmapped lets it be released.
+#[test]
+fn a_handle_has_a_bounded_number_of_former_places() {
+    let mut memory = memory();
+    let id = map(&mut memory, 0, 1);
+    for n in 0..MOST_FORMER {
+        let busy = memory.begin_move(id).unwrap();
+        memory.start_map(&busy, at(2 * n as u32 + 2));
+        let left = memory.moved(busy);
+        assert_eq!(left.place(), at(2 * n as u32));
+        memory.drain(left, pending(n as u64));
+        memory.check_at_rest();
+        assert_eq!(memory.begin(id), Err(Unavailable::Draining));
+    }
+    assert_eq!(memory.begin_move(id), Err(Unavailable::Draining));
+    assert_eq!(memory.handle(id).unwrap().former, MOST_FORMER);
+    assert_eq!((memory.stats().bytes, memory.stats().draining), (2 * MIB, MOST_FORMER as u64 * 2 * MIB));
+    // Not in the order of the moves.
+    for n in (0..MOST_FORMER).rev() {
+        let [left] =
+            <[_; 1]>::try_from(memory.drained(99, |uses| uses[..] == pending(n as u64)[..])).unwrap();
+        memory.unmapped(left);
+        memory.check_at_rest();
+        let busy = memory.begin_move(id).unwrap();
+        memory.put_back(busy);
+    }
+    let busy = memory.begin(id).unwrap();
+    memory.detached(&busy);
+    assert!(memory.to_release(&busy).is_some());
+    memory.released(busy);
+    memory.check_at_rest();
 }
 
 /// A slow stream delays no other, however few slots are checked at a time.
@@ -274,6 +307,43 @@ fn a_mapping_that_is_stuck_keeps_its_addresses_and_its_handle() {
     assert!(memory.begin(old).is_ok());
 }
 
+/// The driver panics over a mapping, new or old: those addresses and the handle are not used before they are unmapped. A handle that was to move is at
+/// its place.
+#[test]
+fn a_mapping_that_the_driver_panics_over_drains() {
+    for (has_place, maps, left, after) in [
+        (false, true, HandleState::Spare, [(0, 8), (10, 246)]),
+        (true, false, HandleState::Spare, [(0, 8), (10, 246)]),
+        (true, true, HandleState::Mapped, [(0, 8), (12, 244)]),
+    ] {
+        let mut memory = memory();
+        let busy = if has_place {
+            let id = map(&mut memory, 8, 2);
+            memory.begin(id).unwrap()
+        } else {
+            create(&mut memory, 2)
+        };
+        if maps {
+            memory.start_map(&busy, at(if has_place { 10 } else { 8 }));
+        }
+        memory.abandoned(&busy);
+        let id = busy.id();
+        drop(busy);
+        memory.check_at_rest();
+        assert_eq!(holes(&memory), after);
+        assert_eq!((memory.handle(id).unwrap().state, memory.take_any_spare()), (left, None));
+        assert_eq!((memory.stats().spare, memory.stats().draining), (0, 4 * MIB));
+        for slot in memory.drained(usize::MAX, PendingSet::is_empty) {
+            memory.unmapped(slot);
+        }
+        memory.check_at_rest();
+        let is_spare = left == HandleState::Spare;
+        assert_eq!(holes(&memory), if is_spare { vec![(0, 256)] } else { vec![(0, 8), (10, 246)] });
+        assert_eq!(memory.take_any_spare().is_some(), is_spare);
+        assert_eq!(memory.begin(id).is_ok(), !is_spare);
+    }
+}
+
 /// A stuck mapping may be unmapped while its handle is still Busy.
 #[test]
 fn a_stuck_mapping_may_go_while_its_handle_is_busy() {
@@ -332,7 +402,7 @@ fn only_mapped_ranges_are_held() {
     assert_eq!(memory.hold(S, units(1), Granules::ZERO), absent);
     assert_eq!(memory.hold(SegmentId(8), units(1), UNIT), absent);
     let hold = memory.hold(S, units(1), units(2)).unwrap();
-    assert_eq!(memory.drained(1, |_| true).len(), 1, "its second mapping may go");
+    assert_eq!(memory.drained(1, |_| true).len(), 1, "its former place may go");
     memory.unhold(hold);
 }
 

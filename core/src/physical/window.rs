@@ -10,6 +10,7 @@
 use super::slot::{Slot, SlotState, SlotView};
 use super::{AddrRange, HandleId, Owner, Physical, Place, WINDOW_BYTES};
 use crate::units::{Addr, Granules, SegmentId};
+use core::ops::Bound;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A window, as callers see it.
@@ -60,6 +61,8 @@ pub(super) struct Windows {
     pub(super) by_owner: BTreeMap<Owner, Vec<SegmentId>>,
     /// Windows that are closed and have no slot.
     pub(super) retired: BTreeSet<SegmentId>,
+    /// The units of all.
+    pub(super) total: u64,
 }
 
 impl Window {
@@ -100,6 +103,7 @@ impl Windows {
             by_base: BTreeMap::new(),
             by_owner: BTreeMap::new(),
             retired: BTreeSet::new(),
+            total: 0,
         }
     }
 
@@ -107,7 +111,7 @@ impl Windows {
         self.all.len()
     }
     pub(super) fn units(&self) -> u64 {
-        self.all.values().map(|w| u64::from(w.units)).sum()
+        self.total
     }
 
     /// Units of an owner's next window, for a request of `need`; `None` if that is longer than a segment.
@@ -126,6 +130,7 @@ impl Windows {
         law!(B8, before.is_none(), "segment {} is a window already", id.0);
         self.by_base.insert(base.0, id);
         self.by_owner.entry(owner).or_default().push(id);
+        self.total += u64::from(units);
         view
     }
 
@@ -136,6 +141,7 @@ impl Windows {
             super::broken("B8", format_args!("segment {} is retired but is no window", id.0))
         };
         self.by_base.remove(&window.base.0);
+        self.total -= u64::from(window.units);
         (window.base, window.units)
     }
 
@@ -209,7 +215,7 @@ impl Windows {
     pub(super) fn take_all(&mut self) -> Vec<(Addr, u32)> {
         let unit = self.unit;
         let all = core::mem::take(&mut self.all).into_values();
-        (self.by_base, self.by_owner, self.retired) = Default::default();
+        (self.by_base, self.by_owner, self.retired, self.total) = Default::default();
         all.flat_map(|w| {
             w.slots.into_iter().map(move |(at, slot)| (w.base.offset(Granules(at * unit.0)), slot.units))
         })
@@ -281,6 +287,12 @@ impl<H: Clone> Physical<H> {
     /// Every window, by its number.
     pub fn windows(&self) -> impl Iterator<Item = WindowView> {
         self.windows.iter().map(|(id, w)| w.view(id, self.unit))
+    }
+
+    /// The windows behind this one, by their numbers: for walking all of them in pieces.
+    pub fn windows_behind(&self, id: Option<SegmentId>) -> impl Iterator<Item = WindowView> {
+        let from = id.map_or(Bound::Unbounded, Bound::Excluded);
+        self.windows.all.range((from, Bound::Unbounded)).map(|(&id, w)| w.view(id, self.unit))
     }
 
     /// The windows of an owner that is not closed, in the order in which they were added.

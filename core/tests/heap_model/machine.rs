@@ -79,14 +79,14 @@ pub(crate) enum Op {
     Trim {
         segment: usize,
     },
-    /// A pool is filled up where that takes the fewest bytes, and takes there. Of the units that nobody has, those of `not` are no holes.
+    /// A pool is filled up where that takes the fewest bytes, and takes there. Of the units that no heap has, those of `not` are no holes.
     Fill {
         pool: usize,
         ask: Ask,
         not: u16,
         stamp: u64,
     },
-    /// Units go back to the device that nobody uses.
+    /// Units that are not in use go back to the device.
     Gather {
         segment: usize,
         unit: u32,
@@ -537,6 +537,18 @@ impl StateMachineTest for Real {
             let pieces: Vec<_> = pieces.flatten().collect();
             assert_eq!(pieces.iter().copied().max().unwrap_or(Granules::ZERO), snapshot.largest_free);
             assert_eq!(pieces.len() as u64, snapshot.stats.free_chunks, "each once, three records at a time");
+            let mut from = 0;
+            let pieces = std::iter::from_fn(|| {
+                let (end, ranges) = heap.ranges_from(from, 3, false)?;
+                from = end;
+                Some(ranges.map(|(id, r)| (id, r.offset, r.len, r.state)).collect::<Vec<_>>())
+            });
+            let mut pieces: Vec<_> = pieces.flatten().collect();
+            pieces.sort_unstable();
+            let all = snapshot.segments.iter().flat_map(|s| s.ranges.iter().map(|r| (s.id, *r)));
+            let here = all.filter(|(_, r)| r.state != ChunkState::Absent);
+            let here = here.map(|(id, r)| (id, r.offset, r.len, r.state));
+            assert_eq!(pieces, here.collect::<Vec<_>>(), "all that is here, once");
             assert!(totals.largest_free_bound >= snapshot.largest_free.bytes());
             assert!(totals.steps_max <= 32);
             for (kind, len) in Kind::ALL.into_iter().flat_map(|kind| [(kind, 1), (kind, 19), (kind, 64)]) {

@@ -7,8 +7,8 @@ use millpond_driver::units::{Epoch, Granules, SegmentId};
 
 impl Real {
     /// Finds where a pool misses the fewest bytes, fills that up and takes there.
-    pub(crate) fn fill(&mut self, pool: usize, ask: Ask, stamp: u64, foretold: &Expected) {
-        let Expected::Filled(holes, expected) = foretold else { unreachable!() };
+    pub(crate) fn fill(&mut self, pool: usize, ask: Ask, stamp: u64, expected_run: &Expected) {
+        let Expected::Filled(holes, expected) = expected_run else { unreachable!() };
         let holes = holes.iter().map(|&(segment, offset, len)| Hole {
             segment: SegmentId(segment),
             offset: Granules(offset),
@@ -24,7 +24,7 @@ impl Real {
         assert_eq!(
             key,
             expected.as_ref().map(|e| e.0.key()),
-            "{run:?} instead of {expected:?} for {ask:?} with {foretold:?}"
+            "{run:?} instead of {expected:?} for {ask:?} with {expected_run:?}"
         );
         if let (Some(run), Some((naive, handle, begin, stamp_of_it))) = (run, expected) {
             assert_eq!(run.missing_len().0, naive.key().0);
@@ -43,10 +43,10 @@ impl Real {
     }
 
     /// Cuts what is free of some units out of each pool, up to one that has some in use.
-    pub(crate) fn gather(&mut self, segment: usize, unit: u32, units: u32, foretold: &Expected) {
+    pub(crate) fn gather(&mut self, segment: usize, unit: u32, units: u32, expected_run: &Expected) {
         let Spec { id, unit: granules, .. } = SPECS[segment];
         let (offset, len) = (Granules(unit * granules.max(8)), Granules(units * granules.max(8)));
-        let Expected::Gathered(expected) = foretold else { unreachable!() };
+        let Expected::Gathered(expected) = expected_run else { unreachable!() };
         for (heap, expected) in self.heaps.iter_mut().zip(expected) {
             let cuts = heap.cut_free_in(SegmentId(id), offset, len, usize::MAX);
             assert_eq!(cuts.is_some(), expected.is_some());

@@ -7,8 +7,8 @@
 use super::naive::{At, LONGEST, No, Records, STEP, Stage, What};
 use millpond_core::order::{Pending, PendingSet, TimelineId};
 use millpond_core::physical::{
-    AddrRange, BusyHandle, HandleId, HandleState, Hold, LeavingSlot, NoWindow, Owner, Physical, Place,
-    SlotState, UNIT, Unavailable, WINDOW_BYTES,
+    AddrRange, BusyHandle, HandleId, HandleState, Hold, LeavingSlot, MOST_FORMER, NoWindow, Owner, Physical,
+    Place, SlotState, UNIT, Unavailable, WINDOW_BYTES,
 };
 use millpond_driver::units::{Addr, Epoch, Granules, MIB, SegmentId};
 use proptest::prelude::*;
@@ -44,6 +44,8 @@ enum Op {
     Create(u32),
     TakeSpare(Option<u32>),
     Begin(u64),
+    /// To move it only.
+    BeginMove(u64),
     StartMap(u64, At),
     /// Ends as `mapped` or `moved`.
     Map(u64),
@@ -134,7 +136,7 @@ fn of_busy(state: &State, all: &mut Vec<Weighted>) {
     is(2, &|h| records.may_put_back(h), Op::Detach);
     is(2, &|h| records.may_spare(h), Op::Spare);
     is(1, &|h| records.may_release(h), Op::Release);
-    let mappable: Vec<u64> = state.busy().into_iter().filter(|&h| records.second(h).is_none()).collect();
+    let mappable: Vec<u64> = state.busy().into_iter().filter(|&h| records.may_arrive(h)).collect();
     let open: Vec<(u32, u32)> = records
         .windows
         .iter()
@@ -195,7 +197,8 @@ impl ReferenceStateMachine for Naive {
         of_busy(state, &mut all);
         if records.next > 0 {
             // Released ones too.
-            all.push((6, (0..records.next).prop_map(Op::Begin).boxed()));
+            all.push((3, (0..records.next).prop_map(Op::Begin).boxed()));
+            all.push((6, (0..records.next).prop_map(Op::BeginMove).boxed()));
             let seen = (0..records.next, prop::option::of(0_u64..50));
             all.push((1, seen.prop_map(|(handle, now)| Op::Seen { handle, now }).boxed()));
         }
@@ -246,6 +249,7 @@ impl ReferenceStateMachine for Naive {
             | Op::Create(_)
             | Op::TakeSpare(_)
             | Op::Begin(_)
+            | Op::BeginMove(_)
             | Op::Drained { .. }
             | Op::Hold { .. }
             | Op::Look { .. }
@@ -275,7 +279,10 @@ impl ReferenceStateMachine for Naive {
             Op::RemoveWindow(id) => drop(records.windows.remove(&id)),
             Op::Create(units) => expected = Expected::Handle(Some(records.create(units))),
             Op::TakeSpare(units) => expected = Expected::Handle(records.take_spare(units)),
-            Op::Begin(handle) => expected = Expected::Begun(records.begin(handle)),
+            Op::Begin(handle) => expected = Expected::Begun(records.begin(handle, 0)),
+            Op::BeginMove(handle) => {
+                expected = Expected::Begun(records.begin(handle, MOST_FORMER - 1));
+            }
             Op::StartMap(handle, at) => records.start_map(handle, at),
             Op::Map(handle) => expected = Expected::Left(records.finish_map(handle).into_iter().collect()),
             Op::MapFailed(handle) => records.map_failed(handle),
@@ -321,7 +328,7 @@ impl Device {
         assert!(below.is_none_or(|(at, (_, len))| at + len <= addr.0), "mapped over {below:?}");
         self.mapped.insert(addr.0, (handle, bytes));
         let twice = self.mapped.values().filter(|m| m.0 == handle).count();
-        assert!(twice <= 2, "handle {handle} is mapped {twice} times");
+        assert!(twice <= MOST_FORMER + 1, "handle {handle} is mapped {twice} times");
     }
     fn unmap(&mut self, addr: Addr, bytes: u64) {
         assert_eq!(self.mapped.remove(&addr.0).map(|m| m.1), Some(bytes), "unmapped at {addr}");
@@ -370,6 +377,12 @@ fn no(why: Unavailable) -> No {
 }
 
 impl Real {
+    fn begun(&mut self, begun: Result<BusyHandle, Unavailable>, handle: u64, expected: Result<(), No>) {
+        assert_eq!(begun.as_ref().map(|_| ()).map_err(|&why| no(why)), expected);
+        if let Ok(busy) = begun {
+            self.take(Some(busy), Some(handle));
+        }
+    }
     fn addr_of(&self, (window, unit): At) -> Addr {
         let base = self.physical.window(SegmentId(window)).expect("a window").base;
         base.offset(Granules(unit * UNIT.0))
@@ -509,10 +522,11 @@ impl StateMachineTest for Real {
             }
             (Op::Begin(handle), Expected::Begun(expected)) => {
                 let begun = real.physical.begin(HandleId(handle));
-                assert_eq!(begun.as_ref().map(|_| ()).map_err(|&why| no(why)), *expected);
-                if let Ok(busy) = begun {
-                    real.take(Some(busy), Some(handle));
-                }
+                real.begun(begun, handle, *expected);
+            }
+            (Op::BeginMove(handle), Expected::Begun(expected)) => {
+                let begun = real.physical.begin_move(HandleId(handle));
+                real.begun(begun, handle, *expected);
             }
             (Op::Drained { most, complete }, Expected::Left(left)) => {
                 let over = |uses: &PendingSet| uses.iter().all(|p| p.epoch.0 <= complete);
@@ -602,8 +616,9 @@ impl StateMachineTest for Real {
                 Stage::Busy => HandleState::Busy,
                 Stage::Mapped => HandleState::Mapped,
             };
-            assert_eq!((view.state, view.held), (state, naive.is_held(id)));
-            assert_eq!((view.at.map(at), view.second.map(at)), (naive.here(id), naive.second(id)));
+            assert_eq!((view.state, view.holds > 0), (state, naive.is_held(id)));
+            assert_eq!((view.at.map(at), view.arriving.map(at)), (naive.here(id), naive.arriving(id)));
+            assert_eq!(view.former, naive.former(id));
         }
     }
 

@@ -1,5 +1,6 @@
 //! The naive model: one list of mappings, searched from end to end. Places of handles and holes are recorded nowhere else.
 
+use millpond_core::physical::MOST_FORMER;
 use std::collections::BTreeMap;
 
 /// Units of the shortest window.
@@ -124,8 +125,10 @@ impl Records {
     pub(crate) fn arriving(&self, handle: u64) -> Option<At> {
         self.place(handle, |w| w == What::Arriving)
     }
-    pub(crate) fn second(&self, handle: u64) -> Option<At> {
-        self.place(handle, |w| w != What::Here)
+    /// The number of its places that are still mapped and not its own any more.
+    pub(crate) fn former(&self, handle: u64) -> usize {
+        let goes = |m: &&Mapping| matches!(m.what, What::Draining(_) | What::Leaving);
+        self.mappings.iter().filter(goes).filter(|m| m.handle == handle).count()
     }
     pub(crate) fn is_busy(&self, handle: u64) -> bool {
         self.handles.get(&handle).is_some_and(|h| h.state == Stage::Busy)
@@ -134,7 +137,7 @@ impl Records {
         self.holds.values().any(|held| held.contains(&handle))
     }
     pub(crate) fn is_available(&self, handle: u64) -> bool {
-        self.handles[&handle].state == Stage::Spare && self.second(handle).is_none()
+        self.handles[&handle].state == Stage::Spare && self.former(handle) == 0
     }
 
     /// The mapping that begins there.
@@ -183,13 +186,14 @@ impl Records {
         self.handles.get_mut(&found).unwrap().state = Stage::Busy;
         Some(found)
     }
-    pub(crate) fn begin(&mut self, handle: u64) -> Result<(), No> {
+    /// Begins work on a handle that is mapped at no more former places than these.
+    pub(crate) fn begin(&mut self, handle: u64, former: usize) -> Result<(), No> {
         let state = self.handles.get(&handle).ok_or(No::Gone)?.state;
         match state {
             Stage::Spare => return Err(No::Spare),
             Stage::Busy => return Err(No::Busy),
             Stage::Mapped if self.is_held(handle) => return Err(No::Held),
-            Stage::Mapped if self.second(handle).is_some() => return Err(No::Draining),
+            Stage::Mapped if self.former(handle) > former => return Err(No::Draining),
             Stage::Mapped => {}
         }
         self.handles.get_mut(&handle).unwrap().state = Stage::Busy;
@@ -198,8 +202,11 @@ impl Records {
     fn end(&mut self, handle: u64, state: Stage) {
         self.handles.get_mut(&handle).unwrap().state = state;
     }
+    pub(crate) fn may_arrive(&self, handle: u64) -> bool {
+        self.arriving(handle).is_none() && self.former(handle) < MOST_FORMER
+    }
     pub(crate) fn may_start_map(&self, handle: u64, (window, unit): At) -> bool {
-        if !self.is_busy(handle) || self.second(handle).is_some() {
+        if !self.is_busy(handle) || !self.may_arrive(handle) {
             return false;
         }
         let run = (unit, unit + self.handles[&handle].units);
@@ -251,7 +258,7 @@ impl Records {
         self.end(handle, Stage::Spare);
     }
     pub(crate) fn may_release(&self, handle: u64) -> bool {
-        self.may_spare(handle) && self.second(handle).is_none()
+        self.may_spare(handle) && self.former(handle) == 0
     }
     pub(crate) fn release(&mut self, handle: u64) {
         self.handles.remove(&handle);

@@ -36,13 +36,13 @@ pub mod atomic;
 #[cfg(not(loom))]
 use super::next::{Step, announce, announce_lock};
 #[cfg(loom)]
-use unheard::{Step, announce, announce_lock};
+use unnotified::{Step, announce, announce_lock};
 
 /// Loom sees the operations of its threads.
 #[cfg(loom)]
-mod unheard {
+mod unnotified {
     pub(super) enum Step {
-        Release(#[allow(dead_code, reason = "unheard")] usize),
+        Release(#[allow(dead_code, reason = "unnotified")] usize),
     }
     pub(super) fn announce(_: Step) {}
     pub(super) fn announce_lock(_: usize) {}

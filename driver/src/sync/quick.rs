@@ -29,12 +29,12 @@ pub struct Flag {
 }
 
 impl Flag {
-    /// Not held.
+    /// A flag that is not held.
     #[cfg(not(any(loom, shuttle)))]
     #[allow(clippy::declare_interior_mutable_const, reason = "what a lock begins as, copied into each")]
     pub const FREE: Flag = Flag { held: AtomicBool::new(false), waiting: AtomicU32::new(0) };
 
-    /// Not held.
+    /// A flag that is not held.
     #[cfg(any(loom, shuttle))]
     #[allow(clippy::new_without_default, reason = "the ordinary build has a constant instead")]
     pub fn new() -> Flag {
@@ -152,7 +152,7 @@ mod tests {
     fn a_lock_is_waited_for_while_a_thread_waits() {
         let flag = Flag::FREE;
         flag.take();
-        assert!(!flag.is_waited_for(), "nobody but the holder");
+        assert!(!flag.is_waited_for(), "no thread but the holder");
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 flag.take();

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """What went wrong, in words: asked, found, what to do."""
+    """What went wrong, in words: what was requested, what was found, what to do."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -117,7 +117,7 @@ def _not_loaded(path, why):
         advice = "MILLPOND_LIBRARY names it: let that be the path of libmillpond.so as plug/build makes it, or unset it to use the package's own"
     else:
         advice = "install the package anew with pip"
-    return ImportError(f"millpond's C library is asked for at {path}, and cannot be used: {why}. {advice}", path=path)
+    return ImportError(f"millpond's C library at {path} cannot be used: {why}. {advice}", path=path)
 
 
 def _open():
@@ -254,7 +254,7 @@ def _limit(value, what="the limit"):
         return value
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
         if not 0 <= value <= 1:
-            raise ValueError(f"{what} is {value}: a share of the device lies between 0 and 1; bytes are whole numbers")
+            raise ValueError(f"{what} is {value}: a share lies between 0 and 1; bytes are whole numbers")
         return f"{float(value) * 100:.10f}%"
     return str(_whole(value, what))
 
@@ -264,7 +264,7 @@ def _words(options):
     for name, value in options.items():
         if value is None:
             continue
-        if name.endswith("limit"):
+        if name.endswith("limit") or name in ("slack", "move_time"):
             value = _limit(value, name)
         elif isinstance(value, bool):
             if name not in ("deterministic", "scrub"):
@@ -280,12 +280,12 @@ def _words(options):
 
 
 class _Dropped(functools.partial):
-    """Calls what it is made of when nobody has it any more: by the interpreter's own code alone, which no signal interrupts."""
+    """Calls its function when its last reference goes: by the interpreter's own code alone, which no signal interrupts."""
 
     __del__ = functools.partial.__call__
 
 
-# The numbers of allocators that nobody has any more: an interrupt may have cut the finalizer short that ends one.
+# The numbers of allocators without references: an interrupt may have cut the finalizer short that ends one.
 _dropped = []
 
 
@@ -302,15 +302,16 @@ def _end_dropped():
 class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
-    Options: limit and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
-    ("never", "ordered", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), wait_ms, captures
-    ("expected", "none": nobody captures graphs but on streams that were declared permanent). What is not said comes from the
+    Options: limit, soft_limit, low_watermark, high_watermark and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
+    ("never", "ordered", "known", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), for the policy "footprint" with
+    virtual memory slack and move_time (a share), handle (bytes), moves (a number, or "none") and move_credit_ms; export ("none", "fd", "fabric"), rdma, one_handle (bytes, or "none"); wait_ms, captures
+    ("expected", "none": graphs are captured only on streams that were declared permanent). Options that are not given come from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
     one is a BadArgumentError: make one a device and keep it, not one a task.
 
-    It ends by `close()`, at the end of a `with` block, or when nobody holds it any more; not at the interpreter's exit. The
-    first two wait for all that is queued on the device, and give back what nobody
-    has. The last is a `release()`, because it comes at any moment: it waits for no stream. None of them ends a graph capture. What
+    It ends by `close()`, at the end of a `with` block, or when its last reference goes; not at the interpreter's exit. The
+    first two wait for all that is queued on the device, and give back what is
+    not in use. The last is a `release()`, because it comes at any moment: it waits for no stream. None of them ends a graph capture. What
     is complete goes back to the device; the rest goes back at the next create, trim, synchronize or end of any allocator, and what is held
     back at the next synchronize or destroy of one of the same device. Memory that is alive at an end stays valid and is its allocator's:
     the frees still take it, wait for nothing, and leave it to those later calls; `trim` and `synchronize` of the ended one are among
@@ -351,12 +352,12 @@ class Allocator:
             self._made = None
 
     def __del__(self, _ending=sys.is_finalizing):
-        """As release: somebody may capture a graph just now."""
+        """As release: a graph capture may be in progress."""
         if self._made and not _ending():
             try:
                 self._number = self._made.value
                 self.release()
-            except Exception:  # Nobody is there to be told.
+            except Exception:  # A finalizer cannot raise.
                 pass
 
     def __reduce__(self):
@@ -422,7 +423,7 @@ class Allocator:
         _must(_lib.millpond_record_pinned_use, self._number, _pointer(pointer), _stream(stream))
 
     def declare_permanent(self, stream):
-        """The stream is never destroyed while the process lives: no call asks the driver who it is."""
+        """The stream is never destroyed while the process lives: no call queries its id."""
         _must(_lib.millpond_declare_permanent, self._number, _stream(stream))
 
     def find(self, pointer):
@@ -446,9 +447,9 @@ class Allocator:
         _must(_lib.millpond_set_limit, self._number, words.encode())
 
     def synchronize(self):
-        """Waits for the device, and takes back what it is done with, what was held back included. Not while anybody captures a graph in
-        the context: the driver refuses then, and the capture is lost; one of a stream that was declared permanent is looked for
-        first, and lives. Of an allocator that has ended, all that was freed since goes back to the device."""
+        """Waits for the device, and takes back what it is done with, what was held back included. Not while a graph is being captured in
+        the context: the driver refuses then, and the capture is lost; a capture on a stream that was declared permanent is looked for
+        first, and survives. Of an allocator that has ended, all that was freed since goes back to the device."""
         _must(_lib.millpond_synchronize, self._number)
 
     def reset_peaks(self):
@@ -456,7 +457,7 @@ class Allocator:
         _must(_lib.millpond_reset_peaks, self._number)
 
     def destroy(self):
-        """Waits for the device and gives back what nobody has. What is alive can still be freed, which never waits, and goes back at a
+        """Waits for the device and gives back what is not in use. What is alive can still be freed, which never waits, and goes back at a
         later trim or synchronize, of this one too. It ends no capture; while it waits, other threads' launches stand."""
         _must(_lib.millpond_destroy, self._number)
         self._made = None

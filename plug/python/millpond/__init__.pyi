@@ -56,13 +56,24 @@ _Limit: TypeAlias = SupportsIndex | float | str | None
 @type_check_only
 class _Options(TypedDict, total=False):
     limit: _Limit
+    soft_limit: _Limit
+    low_watermark: _Limit
+    high_watermark: _Limit
     pinned_limit: _Limit
     policy: Literal["latency", "footprint"] | None
-    reuse: Literal["never", "ordered", "waits"] | None
+    reuse: Literal["never", "ordered", "known", "waits"] | None
     growth: Literal["rounded", "exact"] | None
     deterministic: bool | None
     scrub: bool | None
     virtual: Literal["auto", "never", "always"] | None
+    slack: float | str | None
+    handle: SupportsIndex | str | None
+    moves: SupportsIndex | str | None
+    move_time: float | str | None
+    move_credit_ms: SupportsIndex | None
+    export: Literal["none", "fd", "fabric"] | None
+    rdma: bool | None
+    one_handle: SupportsIndex | str | None
     wait_ms: SupportsIndex | None
     captures: Literal["expected", "none"] | None
 

@@ -5,11 +5,11 @@ package watches `use` and `with` of CuPy's streams, and a freed array's bytes co
 its device: no annotation is needed. `uses` says what a free waits for:
 
     "known"  (the default) all streams that were ever current, the null stream among them, and those that ended since
-    "own"    the array's own stream, and what `record_use` was told: for programs that keep to one stream, or say it all
+    "own"    the array's own stream, and those of `record_use`: for programs that keep to one stream, or record every other use
     "any"    everything that the array's device holds, whoever queued it: it serves again when the device was synchronized, as below
 
 What "known" does not see: work on a stream that was never current, such as a launch by another library on an array that it
-was given, or a copy with `stream=` of a stream that was never used otherwise. Say `pool.record_use(array, stream)` before the array is
+was given, or a copy with `stream=` of a stream that was never used otherwise. Call `pool.record_use(array, stream)` before the array is
 dropped. No `uses` sees the work of another device's streams, as where an array is copied to that device and dropped, or pinned memory that was
 made on one device is copied to another: say `record_use` behind it, of the pinned memory too. CuPy's own pool does not see it either, and a free that
 waited for all streams of all devices would let each device's memory wait for the others' work. Nor does "known" see streams that other threads
@@ -20,13 +20,13 @@ CuPy's default, every free is as with "any".
 
 An array cannot be made on a stream that captures a graph: millpond.CapturingError. Make before the capture what the graph uses, and keep it as
 long as the graph. While a stream that is known captures, freed arrays stay where they are and are freed by the next call to the
-pool behind its end; `held_frees` says how many wait so. What was freed behind streams that nobody can name at the free ("any", "own"
+pool behind its end; `held_frees` says how many wait so. What was freed behind streams that cannot be named at the free ("any", "own"
 with `record_use`, streams that ended while they could not be waited for) is held back: `report` shows it. So is an array that outlives
-the stream it was made on, from when it is dropped: nobody can mark a stream that has ended. And behind a stream that
+the stream it was made on, from when it is dropped: a stream that has ended cannot be marked. And behind a stream that
 ended and could not be waited for, because it captured or the driver failed, every free is as with "any" until the device was synchronized once.
 
-`pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so it is called when nobody
-captures. No other call of the pool does that unless it is asked for: a request that does not fit, and not when Python's collector has run either, raises
+`pool.allocator().synchronize()` has all of it again: it waits for the device, which ends graph captures in progress, so call it when nothing is
+being captured. No other call of the pool does that unless the program requests it: a request that does not fit, and not when Python's collector has run either, raises
 out of memory and says how much is held back, and `free_all_blocks` gives back what is known to be idle. With `may_synchronize=True` these two
 synchronize the device by themselves when something is held back, unless a stream that began its capture by CuPy captures. Of an ExternalStream that is gone by then the capture counts
 until CuPy ends it or `synchronize()` has waited. Captures that other libraries began in this process are not
@@ -54,9 +54,9 @@ _LEGACY = (0, 1)
 _PER_THREAD = 2
 
 
-# What the package knows stays if it is loaded again: CuPy's streams tell it by the same names.
+# What the package knows stays if it is loaded again: CuPy's streams report to it by the same names.
 _kept = globals().get
-# Whoever names streams to a free, or changes which there are, has it. One for all devices: a collection inside a free of one device may
+# Held by each thread that names streams to a free, or changes which there are. One lock for all devices: a collection inside a free of one device may
 # free an array of another, on whichever thread, so that several would be taken in any order.
 _naming_streams = _kept("_naming_streams") or threading.RLock()
 
@@ -73,7 +73,7 @@ class _Known:
     def __init__(self, device):
         self.device = device
         # The stream that waits for those that ended, once one did. It is made with the pool's memory of the device, as is an event of the device: a
-        # finalizer makes nothing of the driver's, where that might fail. By device, the events that nobody uses.
+        # finalizer makes nothing of the driver's, where that might fail. By device, the events that are not in use.
         self.join, self._spare, self._events = None, None, {}
         # So many streams ever ended and could not be waited for, and so many of them a wait for the device has seen to the end since.
         self._lost, self._quieted = 0, 0
@@ -142,7 +142,7 @@ class _Known:
         try:
             self._wait_for(stream, self.device)
             waited = True
-        except Exception:  # It captures, or the driver fails: nobody can say when its work is done.
+        except Exception:  # It captures, or the driver fails: it cannot be known when its work is complete.
             pass
         finally:
             if not waited:
@@ -169,13 +169,13 @@ class _Known:
         if self._spare is None:  # No pool has memory of this device that it may have used.
             return
         if stream.is_capturing():
-            raise millpond.CapturingError("the stream captures a graph: nobody can wait for its work")
+            raise millpond.CapturingError("the stream captures a graph: its work cannot be waited for")
         before = cupy.cuda.runtime.getDevice()
         try:
             cupy.cuda.runtime.setDevice(device)
             events = self._events.setdefault(device, collections.deque())
             try:
-                # Nobody else's meanwhile: the collector may end another stream between the record and the wait.
+                # No other call may take it meanwhile: the collector may end another stream between the record and the wait.
                 event = events.pop()
             except IndexError:
                 event = cupy.cuda.Event(disable_timing=True)
@@ -215,9 +215,9 @@ class _Known:
 
 _known = _kept("_known", {})
 _making = _kept("_making") or threading.RLock()
-# By handle, the capture that was begun on it. Whoever begins one, or waits for the device, has the lock.
+# By handle, the capture that was begun on it. A thread that begins one, or waits for the device, holds the lock.
 _captured, _beginning = _kept("_captured", {}), _kept("_beginning") or threading.RLock()
-# And of threads that are there, whose own default stream did: its handle means the asking thread's.
+# And of threads that are there, whose own default stream did: its handle means the calling thread's.
 _own_captures = _kept("_own_captures", weakref.WeakSet())
 _local = _kept("_local") or threading.local()
 # A pool of this process has had an allocator; and in a child that was forked from such a process, which has no CUDA.
@@ -225,7 +225,7 @@ _begun, _child = _kept("_begun", False), _kept("_child", False)
 
 
 def _forked():
-    """A lock that another thread held at the fork is nobody's here: no finalizer may wait for it."""
+    """A lock that another thread held at the fork is never released in the child: no finalizer may wait for it."""
     global _child, _making, _beginning, _naming_streams
     _child, _making = _begun, threading.RLock()
     _beginning, _naming_streams = threading.RLock(), threading.RLock()
@@ -275,7 +275,7 @@ def _is_in_capture(stream):
 
 
 def _captures():
-    """Whether a stream captures that began its capture by CuPy. Another thread's own stream cannot be asked: it does until it is
+    """Whether a stream captures that began its capture by CuPy. Another thread's own stream cannot be queried: it counts as capturing until it is
     seen to end."""
     here = _own_captures_here()
     if any(own.streams for own in list(_own_captures) if own is not here):
@@ -295,8 +295,8 @@ def _is_foreign(stream):
 
 
 class _Capture:
-    """Of a stream for as long as its object is there. One of somebody else's stream may go on behind the object's end, when nobody can be asked: the
-    owner may have destroyed the stream. So what went on then does so until it is seen to end, or the device was waited for."""
+    """Of a stream for as long as its object is there. One of an external stream may go on behind the object's end, when the stream cannot be queried: its
+    owner may have destroyed it. So what went on then does so until it is seen to end, or the device was waited for."""
 
     def __init__(self, stream):
         self.handle, self.device, self.foreign = stream.ptr, _device_of(stream), _is_foreign(stream)
@@ -338,14 +338,14 @@ def _note(stream, device=None):
 def _hook(holder, name, made):
     """Puts `made(what is there)` in place of a method, once."""
     there = getattr(holder, name, None)
-    told = getattr(there, "_millpond", None)
-    if told is None:
+    hooked_by = getattr(there, "_millpond", None)
+    if hooked_by is None:
         hooked = made(there)
         hooked._millpond = _known
         hooked.__name__, hooked.__doc__ = name, getattr(there, "__doc__", None)
         setattr(holder, name, hooked)
-    elif told is not _known:
-        raise RuntimeError("millpond_cupy was imported twice in this process, and CuPy's streams tell the first one alone: use that one, or start anew")
+    elif hooked_by is not _known:
+        raise RuntimeError("millpond_cupy was imported twice in this process, and only the first one hooks CuPy's streams: use that one, or restart the process")
 
 
 def _current(there):
@@ -363,7 +363,7 @@ def _entered(there):
         device = _device_of(self)
         _note(cupy.cuda.get_current_stream(device), device)
         _note(self)
-        # By the loop's own step: behind a call an interrupt would leave the block entered, and nobody to leave it.
+        # By the loop's own step: behind a call an interrupt would leave the block entered, with no code to leave it.
         for entered in map(there, (self,)):
             return entered
 
@@ -372,7 +372,7 @@ def _entered(there):
 
 def _begin(there):
     def hooked(self, *arguments, **named):
-        # No free on another thread names the stream meanwhile: asking who it is would end its capture.
+        # No free on another thread names the stream meanwhile: querying its id would end its capture.
         with _beginning, _naming_streams:
             # Before it begins: an interrupt may come right behind.
             if self.ptr == _PER_THREAD:
@@ -474,7 +474,7 @@ def _default_is_per_thread():
     def ask():
         try:
             found.append(cupy.cuda.get_current_stream().ptr)
-        except Exception:  # No device: whoever asks next is told.
+        except Exception:  # No device: the next call that needs one raises.
             pass
 
     thread = threading.Thread(target=ask)
@@ -499,12 +499,12 @@ class _Owner:
             try:
                 self._dropped = None
                 self._frees.again()
-            except Exception:  # What waits does so still, and nobody is there to be told.
+            except Exception:  # What waits does so still, and a finalizer cannot raise.
                 pass
 
 
 class _Pinned(_Owner):
-    """Pinned memory as CuPy's pointers hold it. Nobody told which copies use it, so it comes back behind all that may."""
+    """Pinned memory as CuPy's pointers hold it. Which copies use it is not reported, so it is reused behind all that may."""
 
     __slots__ = ("size",)
 
@@ -551,12 +551,12 @@ class _Allocator(millpond.Allocator):
 
 
 _CAPTURING = next(code for code, error in millpond._ERRORS.items() if error is millpond.CapturingError)
-# Of pools that nobody has any more, what waits for the ends of captures.
+# Of pools without references, what waits for the ends of captures.
 _left = _kept("_left", {})
 
 
 class _Frees:
-    """Arrays, or pinned buffers, of a pool that nobody has any more: `after` frees one behind streams that are named, `plain` as it is.
+    """Arrays, or pinned buffers, of a pool without references: `after` frees one behind streams that are named, `plain` as it is.
 
     Signals interrupt only where something is called. So one is taken, and what the library answers is kept, by the call that does it:
     nothing that was not freed is forgotten, and nothing is freed twice.
@@ -566,7 +566,7 @@ class _Frees:
         self.allocator, self.plain, self.known, self.after = allocator, plain, known, after
         # The cells that have the addresses.
         self.waiting = collections.deque()
-        # So many were refused, and nobody was there to be told.
+        # So many were refused in finalizers, which cannot raise.
         self.lost = 0
         self._declared = None
 
@@ -610,7 +610,7 @@ class _Frees:
                 self.after(self.allocator._number, cell, names, codes)
             if codes[-1] in (0, _CAPTURING):
                 return
-        # A stream that cannot be named: destroyed by somebody else, another device's; or the allocator has ended.
+        # A stream that cannot be named: destroyed by other code, another device's; or the allocator has ended.
         self._plainly(cell, codes)
 
     def _plainly(self, cell, codes):
@@ -658,7 +658,7 @@ class _Device:
                 _left.pop(frees, None)
 
     def held_back(self, *kinds):
-        """Bytes that nobody but a wait for the device can show to be idle: of the device ("total"), pinned ("pinned")."""
+        """Bytes that only a wait for the device can show to be idle: of the device ("total"), pinned ("pinned")."""
         stats = self.allocator.stats()
         return sum(stats[kind]["held_back"] for kind in kinds if stats[kind])
 
@@ -678,7 +678,7 @@ class _Device:
 
 
 class MemoryPool:
-    """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made when it is first asked for something.
+    """Shaped as cupy.cuda.MemoryPool, for every device: an allocator each, made at the first request.
 
     With `may_synchronize` a request that would be out of memory, and `free_all_blocks`, synchronize the device when memory is held back. That ends
     graph captures that other libraries began; without it nothing here ends one, but `allocator().synchronize()` and its end."""
@@ -773,8 +773,8 @@ class MemoryPool:
         if held:
             by_itself = "" if self._may_synchronize else ", and install(may_synchronize=True) has it done on such a request"
             refused.args = (
-                f"{refused} {held:,} bytes are held back, because nobody can say when the last use of them is over: pool.allocator().synchronize() "
-                f"releases them. It waits for the device and ends graph captures in progress: call it when nobody captures{by_itself}.",
+                f"{refused} {held:,} bytes are held back, because it cannot be known when their last use is complete: pool.allocator().synchronize() "
+                f"releases them. It waits for the device and ends graph captures in progress: call it while nothing is being captured{by_itself}.",
             )
         return refused
 
@@ -817,7 +817,7 @@ class MemoryPool:
         if device != allocator.device:
             handle = _known_of(allocator.device).stands_for(stream, device)
             allocator.declare_permanent(handle)
-        # No capture begins meanwhile: asking who the stream is would end it.
+        # No capture begins meanwhile: querying the stream's id would end it.
         with _naming_streams:
             use(memory.ptr, handle)
 
@@ -841,7 +841,7 @@ class MemoryPool:
     def free_all_blocks(self, stream=None):
         """Gives memory of the current device back that is known to be idle, and ends no capture. What is held back stays, until
         `allocator().synchronize()`; with `may_synchronize` the device is synchronized for it first, unless a stream of CuPy's captures. The
-        stream is for CuPy's sake: one's part cannot be told apart."""
+        stream is for CuPy's sake: one stream's part cannot be distinguished."""
         here = self._here()
         if self._may_synchronize:
             here.synchronize("total", "pinned")

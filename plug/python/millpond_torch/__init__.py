@@ -37,13 +37,13 @@ _state = vars(torch).setdefault(
         installed=None,
         # What it was installed with.
         words=None,
-        # By device: what its allocator was asked for with, and its number, which the library writes: it is 0 if there is none. The library
+        # By device: the options that its allocator was requested with, and its number, which the library writes: it is 0 if there is none. The library
         # keeps one a device, for the life of the process.
         made={},
         # Devices whose streams were declared, or cannot be.
         declared=set(),
         pluggable=False,
-        # What PyTorch was given: its pools hold an allocator by address alone.
+        # The allocators that PyTorch has: its pools hold an allocator by address alone.
         given=[],
         lock=threading.RLock(),
         switching=threading.Lock(),
@@ -52,7 +52,7 @@ _state = vars(torch).setdefault(
 
 
 def _forked():
-    """Whoever held a lock at the fork is not here."""
+    """In a forked child, where the threads that held these locks do not exist."""
     _state.lock, _state.switching = threading.RLock(), threading.Lock()
 
 
@@ -129,7 +129,7 @@ def install(**options):
             raise RuntimeError("PyTorch has begun with its own allocator: install millpond before anything uses a GPU")
         made = _make_pluggable()
         for device in range(count):
-            # Each device can do what is asked for, or none gets an allocator that PyTorch would meet.
+            # Each device supports the options, or none gets an allocator that PyTorch would meet.
             if not _made(device):
                 millpond.Allocator(device, **options).release()
         for device in range(count):
@@ -145,8 +145,8 @@ def install(**options):
 
 
 def _switch(made, words, failed):
-    """PyTorch is switched once, and it is remembered: on a thread that no signal's handler runs on. Whoever is interrupted while he waits for it, and
-    calls again, finds it done by his own, which waits for the first."""
+    """PyTorch is switched once, and it is remembered: on a thread that no signal's handler runs on. A caller that is interrupted while it waits, and
+    calls again, finds it done by its own thread, which waits for the first."""
     try:
         with _state.switching:
             if _state.installed is None:

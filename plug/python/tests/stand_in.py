@@ -128,7 +128,7 @@ def begin_capture(stream):
 
 
 def end_capture(stream):
-    """Fails if the capture was ended by somebody else."""
+    """Fails if other code ended the capture."""
     graph = ctypes.c_void_p()
     call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
     return graph.value

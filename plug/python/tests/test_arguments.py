@@ -1,4 +1,4 @@
-"""What the Python door makes of wrong arguments: errors of Python's own kinds, before the library is called. Most of it needs no
+"""What the Python package makes of wrong arguments: errors of Python's own kinds, before the library is called. Most of it needs no
 driver at all."""
 
 import copy
@@ -83,7 +83,13 @@ class TestArguments(unittest.TestCase):
         self.refused(gpu.free_on, 512, None, kind=TypeError)
         self.refused(gpu.free_after, 512, 7, kind=TypeError)
 
-    def test_a_stream_object_is_told_apart_from_a_handle(self):
+    def test_a_negative_number_is_named_in_words(self):
+        for function, what in ((self.gpu.alloc, "the size in bytes"), (self.gpu.free, "the pointer")):
+            with self.assertRaises(ValueError) as caught:
+                function(-5)
+            self.assertEqual(str(caught.exception), f"{what} is -5: it cannot be negative")
+
+    def test_a_stream_object_is_distinguished_from_a_handle(self):
         with self.assertRaisesRegex(TypeError, "stream.cuda_stream of PyTorch"):
             self.gpu.alloc(512, SimpleNamespace(cuda_stream=3))
 
@@ -137,7 +143,7 @@ class TestArguments(unittest.TestCase):
 
 
 class TestTheLibrary(unittest.TestCase):
-    """What a wrong MILLPOND_LIBRARY, and a machine without a driver, are told."""
+    """The errors of a wrong MILLPOND_LIBRARY, and on a machine without a driver."""
 
     def imported(self, **environment):
         return stand_in.run(["-c", "import millpond"], **environment)
@@ -150,7 +156,7 @@ class TestTheLibrary(unittest.TestCase):
             for wrong, reason in ((text, "invalid ELF header|file too short"), (folder, "directory"), (f"{folder}/none.so", "No such file")):
                 done = self.imported(MILLPOND_LIBRARY=wrong)
                 self.assertNotEqual(done.returncode, 0)
-                self.assertRegex(done.stderr, "ImportError: millpond's C library is asked for at")
+                self.assertRegex(done.stderr, "ImportError: millpond's C library at")
                 for part in (wrong, reason, "plug/build makes it, or unset it"):
                     self.assertRegex(done.stderr, part)
 

@@ -89,7 +89,7 @@ class TestOrder(Test):
         self.assertIsNone(self.on_two_streams("any"))
 
     @alone()
-    def test_the_oracle_sees_a_use_that_nobody_told(self):
+    def test_the_oracle_sees_a_use_that_was_not_recorded(self):
         self.assertIsNotNone(self.on_two_streams("own"))
 
     def used_and_ended(self, spoil=lambda: None, options=TIGHT):
@@ -208,11 +208,11 @@ class TestOrder(Test):
         self.assertIsNone(self.external(enter))
 
     @alone()
-    def test_a_stream_that_was_never_current_must_be_told(self):
+    def test_a_stream_that_was_never_current_must_be_recorded(self):
         self.assertIsNotNone(self.external(lambda stream, work, one: work()))
 
     @alone()
-    def test_a_use_that_is_told(self):
+    def test_a_use_that_is_recorded(self):
         self.make(options=WAITS)
         one, two = self.streams()
         x = self.empty(one)
@@ -241,7 +241,7 @@ class TestOrder(Test):
         del x, pinned, array
         self.assertEqual((self.pool.used_bytes(), self.pool.lost_frees()), (0, 0))
 
-    def used_on_another_device(self, uses, told, null):
+    def used_on_another_device(self, uses, recorded, null):
         """An array and pinned memory that a stream of device 1 uses."""
         cuda = self.make(uses, WAITS, devices=2)
         (one,) = self.streams(1)
@@ -255,7 +255,7 @@ class TestOrder(Test):
             write(there.ptr, x.mem.ptr, SIZE)
             copy = "cuMemcpyHtoDAsync_v2"
             stand_in.call(copy, ctypes.c_uint64(x.mem.ptr), ctypes.c_void_p(pinned.mem.ptr), ctypes.c_size_t(MIB), ctypes.c_void_p(there.ptr))
-            if told:
+            if recorded:
                 self.pool.record_use(SimpleNamespace(base=None, data=x, device=SimpleNamespace(id=0)))
                 with mock.patch.object(self.pool.allocator(0), "record_pinned_use") as use:
                     self.pool.record_use(pinned, there)
@@ -269,23 +269,23 @@ class TestOrder(Test):
         return stand_in.verdict()
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_a_use_on_another_device_that_is_told(self):
+    def test_a_use_on_another_device_that_is_recorded(self):
         self.assertIsNone(self.used_on_another_device("known", True, False))
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_a_use_on_another_device_s_null_stream_that_is_told(self):
+    def test_a_use_on_another_device_s_null_stream_that_is_recorded(self):
         self.assertIsNone(self.used_on_another_device("known", True, True))
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_a_use_on_another_device_that_is_told_with_own(self):
+    def test_a_use_on_another_device_that_is_recorded_with_own(self):
         self.assertIsNone(self.used_on_another_device("own", True, False))
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_a_use_on_another_device_that_is_told_with_any(self):
+    def test_a_use_on_another_device_that_is_recorded_with_any(self):
         self.assertIsNone(self.used_on_another_device("any", True, False))
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_a_use_on_another_device_must_be_told(self):
+    def test_a_use_on_another_device_must_be_recorded(self):
         self.assertIsNotNone(self.used_on_another_device("known", False, False))
 
     def on_the_null_stream(self, uses):
@@ -726,7 +726,7 @@ class TestCaptures(Test):
         cuda.Stream.from_external(foreign).end_capture()
         self.assertFalse(self.door._captures())
 
-    def after_a_capture_of_somebody_else_s_stream(self, ends):
+    def after_a_capture_of_another_owner_s_stream(self, ends):
         """Its owner destroys the stream when the object is gone, as is allowed: nothing names or asks it from there on."""
         for uses in ("known", "any"):
             with self.subTest(uses):
@@ -750,7 +750,7 @@ class TestCaptures(Test):
                 self.pool.allocator().close()
 
     @alone()
-    def test_a_capture_of_somebody_else_s_stream_that_failed(self):
+    def test_a_capture_of_another_owner_s_stream_that_failed(self):
         def fails(stream):
             with self.assertRaises(RuntimeError):
                 stand_in.call("cuCtxSynchronize")
@@ -758,14 +758,14 @@ class TestCaptures(Test):
                 stream.end_capture()
             self.assertFalse(self.door._captures())
 
-        self.after_a_capture_of_somebody_else_s_stream(fails)
+        self.after_a_capture_of_another_owner_s_stream(fails)
 
     @alone()
-    def test_a_capture_of_somebody_else_s_stream_that_its_owner_ends(self):
-        self.after_a_capture_of_somebody_else_s_stream(lambda stream: stand_in.end_capture(stream.ptr))
+    def test_a_capture_of_another_owner_s_stream_that_its_owner_ends(self):
+        self.after_a_capture_of_another_owner_s_stream(lambda stream: stand_in.end_capture(stream.ptr))
 
     @alone()
-    def test_a_capture_of_somebody_else_s_stream_that_is_left_to_its_owner(self):
+    def test_a_capture_of_another_owner_s_stream_that_is_left_to_its_owner(self):
         """It is one until CuPy ends it, or the device was waited for."""
         for uses in ("known", "any"):
             cuda = self.make(uses, WAITS)
@@ -892,7 +892,7 @@ class TestCaptures(Test):
         x = self.empty(one)
         with two:
             write(two.ptr, x.mem.ptr, SIZE)
-        # It goes, and its stream is somebody else's.
+        # It is dropped, and its stream has another owner.
         handle, record = two.ptr, cuda.Event.record
         two._foreign_stream_ref = two.__class__
 
@@ -913,7 +913,7 @@ class TestCaptures(Test):
 
     @alone()
     def test_a_stream_whose_end_is_interrupted(self):
-        """It is gone all the same, and nobody can say when its work is done."""
+        """It is gone all the same, and it cannot be known when its work is complete."""
         self.make(options={})
         (one,) = self.streams(1)
         x = self.empty(one, 512)
@@ -1068,7 +1068,7 @@ class TestCaptures(Test):
 
     @alone()
     def test_a_thread_that_ends_in_its_own_capture(self):
-        """Nobody can end that capture any more. The driver refuses to wait then, and that is no error of a trim."""
+        """That capture cannot be ended any more. The driver refuses to wait then, and that is no error of a trim."""
         cuda = self.make("any", WAITS)
         (one,) = self.streams(1)
         x = self.empty(one)
@@ -1088,7 +1088,7 @@ class TestCaptures(Test):
 
 
 class TestForeignCaptures(Test):
-    """Captures on streams that CuPy never saw and that nobody declared: only a wait for the device meets them."""
+    """Captures on streams that CuPy never saw and that were not declared: only a wait for the device meets them."""
 
     def beside(self, request, uses="any", options=TIGHT):
         """What `request` raised, or None, with memory held back and a stream of another library capturing; its waits for the device;
@@ -1191,7 +1191,7 @@ class TestForeignCaptures(Test):
         self.assertIsNone(raised)
 
     @alone(MILLPOND_PINNED_LIMIT="2MiB")
-    def test_who_asks_for_waits_is_served_when_nobody_captures(self):
+    def test_a_request_with_may_synchronize_is_served_when_no_capture_is_open(self):
         self.make("any", WAITS)
         one, two = self.streams()
         for request in (self.array, self.pinned):
@@ -1451,7 +1451,7 @@ class TestDoor(Test):
 
     @alone()
     def test_an_external_stream_that_is_gone(self):
-        """Against the rule, its object outlives it: the driver refuses the name, and the free is by nobody knows whom."""
+        """Against the rule, its object outlives it: the driver refuses the name, and the free is by unknown streams."""
         cuda = self.make(options={})
         (one,) = self.streams(1)
         x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
@@ -1473,7 +1473,7 @@ class TestDoor(Test):
         x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
         allocator = self.pool.allocator()
         allocator.close()
-        # A stream that ended is stood for by one that the allocator was not told of.
+        # A stream that ended is stood for by one that the allocator does not know.
         with two:
             pass
         del two
@@ -1485,7 +1485,7 @@ class TestDoor(Test):
 
     @alone()
     def test_a_stream_in_place_of_those_that_ended_that_cannot_be_declared(self):
-        """Its handle was a declared stream's, which is gone against the rule: frees are by nobody knows whom."""
+        """Its handle was a declared stream's, which is gone against the rule: frees are by unknown streams."""
         cuda = self.make(options={})
         (one,) = self.streams(1)
         x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)
@@ -1515,7 +1515,7 @@ class TestDoor(Test):
 
     @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_stream_of_another_device_is_current(self):
-        """It cannot be a user that a free of this device names: who used what is nobody knows whom."""
+        """It cannot be a user that a free of this device names: frees are by unknown streams."""
         cuda = self.make(options={}, devices=2)
         (one,) = self.streams(1)
         x, pinned = self.empty(one, 512), self.pool.malloc_pinned(512)

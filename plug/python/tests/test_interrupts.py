@@ -50,8 +50,8 @@ def interrupted(program, at):
 
     # Not what a shell that ran this in the background left, by which nothing is interrupted.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What falls into a finalizer is told, and goes no further.
-    with mock.patch.object(sys, "unraisablehook", lambda told: told.exc_type is KeyboardInterrupt or sys.__unraisablehook__(told)):
+    # An interrupt inside a finalizer is reported to the hook, and goes no further.
+    with mock.patch.object(sys, "unraisablehook", lambda unraisable: unraisable.exc_type is KeyboardInterrupt or sys.__unraisablehook__(unraisable)):
         try:
             sys.settrace(trace)
             program()

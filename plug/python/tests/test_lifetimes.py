@@ -97,8 +97,8 @@ class TestLifetimes(unittest.TestCase):
         self.assertTrue(ended(number))
 
     @alone()
-    def test_what_nobody_holds_ends_no_capture(self):
-        """By its last reference, and as a part of a cycle: beside somebody's capture, with work that is not complete."""
+    def test_a_stream_without_references_ends_no_capture(self):
+        """By its last reference, and as a part of a cycle: beside a capture by other code, with work that is not complete."""
         stand_in.bind()
         s, captured = stand_in.stream(), stand_in.stream()
         waits = lambda: [stand_in.calls(f"cu{what}Synchronize") for what in ("Ctx", "Stream", "Event")]
@@ -231,7 +231,7 @@ class TestFreeAfter(unittest.TestCase):
             gpu.free_after(x, [other, captures])
         self.assertTrue(stand_in.end_capture(captures), "it lives")
         self.assertEqual(gpu.find(x), (x, 2 * MIB))
-        # Nobody has told of the other stream, and so nobody waits for it.
+        # The use on the other stream was not recorded, and so it is not waited for.
         gpu.free(x)
         self.assertIsNotNone(self.next_owner(gpu, own, x))
 
@@ -346,7 +346,7 @@ assert stand_in.verdict() is None
         self.exits(self.CLOSE + "import atexit\natexit.register(gpu.free, kept)\natexit.register(gpu.close)")
 
     def test_when_the_threads_that_called_have_ended(self):
-        """A thread that made calls keeps the library open by its own values: here nobody does."""
+        """A thread that made calls keeps the library open by its own values: here no thread does."""
         program = """
 import os, sys, threading
 def calls():
@@ -404,7 +404,7 @@ class TestFork(unittest.TestCase):
 
     @alone()
     def test_a_child_of_a_process_that_met_no_device(self):
-        """It may try again, and is told of its own try; where the driver has begun and only that device is none, it is a forked child."""
+        """It may try again, and gets the error of its own try; where the driver has begun and only that device is none, it is a forked child."""
 
         def fails(kind, device=0):
             with self.assertRaises(kind) as refused:
@@ -446,7 +446,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 5
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     @alone()
-    def test_a_child_is_told_and_touches_nothing(self):
+    def test_a_forked_child_gets_an_error_and_touches_nothing(self):
         gpu = millpond.Allocator()
         stand_in.bind()
         s = stand_in.stream()
@@ -501,7 +501,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 5
         self.assertIsNone(stand_in.verdict())
 
     def test_a_child_may_collect_and_exit(self):
-        """A worker that leaves by Python's own exit, with the parent's objects in its hands."""
+        """A worker that leaves by Python's own exit, and still has the parent's objects."""
         if not stand_in.there():
             self.skipTest("MILLPOND_LIBCUDA names no stand-in driver")
         program = """
@@ -524,7 +524,7 @@ gpu.destroy()
 
     @alone()
     def test_a_fork_while_other_threads_allocate(self):
-        """Locks that another thread held at the fork are nobody's in the child: no call may wait for them."""
+        """Locks that another thread held at the fork are never released in the child: no call may wait for them."""
         gpu, stop = millpond.Allocator(), threading.Event()
 
         def churn():

@@ -62,7 +62,7 @@ class Program:
             self.on(self.dice.randrange(3), lambda: self.streams.append(self.cuda.Stream(non_blocking=True)))
 
     def ends(self):
-        # One that captures too, alone: nobody can say when what it did before is over.
+        # One that captures too, alone: it cannot be known when what it did before is complete.
         able = [s for s in self.streams if self.captures.get(s, []) == []]
         if len(self.streams) > 2 and able:
             gone = [self.dice.choice(able)]
@@ -139,7 +139,7 @@ class Program:
             self.captures[stream] = []
 
     def abandons(self):
-        """A stream ends in a capture: what it did before may be pending, and nobody can wait for it."""
+        """A stream ends in a capture: what it did before may be pending, and cannot be waited for."""
         able = self.free_streams()
         if len(able) > 2:
             gone = self.dice.choice(able)

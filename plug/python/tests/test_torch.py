@@ -26,8 +26,8 @@ class Test(unittest.TestCase):
         torch, door = stub_torch.install(**stub)
         with self.assertRaisesRegex(kind, words):
             door.install(**options or {})
-        self.assertIsNone(torch.told.current)
-        self.assertEqual(torch.told.initialized, stub.get("initialized", False))
+        self.assertIsNone(torch.recorded.current)
+        self.assertEqual(torch.recorded.initialized, stub.get("initialized", False))
         return torch, door
 
     @alone()
@@ -45,14 +45,14 @@ class Test(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "install.. first"):
                 door.report(0)
         door.install(limit="64MiB")
-        self.assertIsNotNone(torch.told.current)
+        self.assertIsNotNone(torch.recorded.current)
         self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
 
     @alone()
     def test_a_device_that_cannot_leaves_pytorch_as_it_is(self):
         """PyTorch says that there are two devices, the driver has one."""
         torch, door = self.refused(millpond.NoDeviceError, "", {"limit": "64MiB"}, devices=2)
-        # No allocator of the first device stays behind, with options that nobody wants.
+        # No allocator of the first device stays behind, with options that were not requested.
         torch.cuda.device_count = lambda: 1
         door.install(limit="32MiB")
         self.assertEqual(door.allocator("cuda:0").stats()["limit"], 32 * MIB)
@@ -76,13 +76,13 @@ while True:
             door._POOL = 1
             ran = interrupted(lambda: door.install(limit="64MiB"), at)
             made = door.install(limit="64MiB")
-            assert torch.told.current is made and door.install() is made
+            assert torch.recorded.current is made and door.install() is made
             assert door.allocator().stats()["limit"] == 64 << 20
-            assert len(torch.told.streams) == 4, torch.told.streams
+            assert len(torch.recorded.streams) == 4, torch.recorded.streams
             gpu = door.allocator()
             import stand_in
             before = stand_in.calls("cuStreamGetId")
-            for stream in torch.told.streams.values():
+            for stream in torch.recorded.streams.values():
                 gpu.free_on(gpu.alloc(512, stream), stream)
             assert stand_in.calls("cuStreamGetId") == before, "one is not declared"
             code = 5 if ran >= at else 6
@@ -113,11 +113,11 @@ print(at)
 
         with mock.patch.object(millpond, "_must", interrupted), self.assertRaises(KeyboardInterrupt):
             door.install(limit="64MiB")
-        self.assertIsNone(torch.told.current)
+        self.assertIsNone(torch.recorded.current)
         for others in ({}, {"limit": "32MiB"}):
             with self.assertRaisesRegex(ValueError, "has its allocator already"):
                 door.install(**others)
-        self.assertIs(door.install(limit="64MiB"), torch.told.current)
+        self.assertIs(door.install(limit="64MiB"), torch.recorded.current)
         self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
 
     @alone()
@@ -138,8 +138,8 @@ print(at)
                 door.install(limit="64MiB")
         finally:
             signal.signal(signal.SIGINT, before)
-        self.assertIs(door.install(limit="64MiB"), torch.told.current)
-        self.assertEqual(len(torch.told.streams), 4)
+        self.assertIs(door.install(limit="64MiB"), torch.recorded.current)
+        self.assertEqual(len(torch.recorded.streams), 4)
 
     @alone()
     def test_the_package_loaded_again(self):
@@ -176,7 +176,7 @@ print(at)
         self.assertEqual(door.allocator().stats()["limit"], 64 * MIB)
 
     @alone()
-    def test_somebody_s_capture_lives(self):
+    def test_a_capture_by_other_code_survives(self):
         """The allocators that are made for trial are none that wait for the device."""
         torch, door = stub_torch.install()
         stand_in.bind()
@@ -192,7 +192,7 @@ print(at)
         self.assertIs(door.install(), made)
         with self.assertRaisesRegex(RuntimeError, "installed already"):
             door.install(limit="32MiB")
-        self.assertIs(torch.told.current, made)
+        self.assertIs(torch.recorded.current, made)
 
     @alone()
     def test_an_allocator_that_was_there_before(self):
@@ -203,7 +203,7 @@ print(at)
         with self.assertRaisesRegex(ValueError, "has its allocator already"):
             door.install(limit="64MiB")
         made = door.install()
-        self.assertIs(torch.told.current, made)
+        self.assertIs(torch.recorded.current, made)
         self.assertEqual(door.allocator(0)._number, gpu._number)
 
     @alone()
@@ -221,7 +221,7 @@ print(at)
         for t in threads:
             t.join()
         self.assertEqual(len(made), 4)
-        self.assertEqual(set(map(id, made)), {id(torch.told.current)})
+        self.assertEqual(set(map(id, made)), {id(torch.recorded.current)})
 
     @alone()
     def test_streams_that_cannot_be_declared_are_a_warning(self):
@@ -233,7 +233,7 @@ print(at)
         torch.cuda.Stream = failing
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            self.assertIs(door.install(), torch.told.current)
+            self.assertIs(door.install(), torch.recorded.current)
         self.assertRegex(str(said[0].message), "device 0 are not declared .* no stream")
         self.assertEqual(said[0].category, RuntimeWarning)
 
@@ -245,20 +245,20 @@ print(at)
         made = door.install(limit="64MiB")
         self.assertEqual(made.names[0], millpond.library_path())
         for hook in stub_torch.HOOKS:
-            self.assertTrue(torch.told.hooks[hook])
+            self.assertTrue(torch.recorded.hooks[hook])
         alloc, free = functions(made)
-        x = alloc(MIB, 1, torch.told.streams[1, 0])
+        x = alloc(MIB, 1, torch.recorded.streams[1, 0])
         self.assertEqual([door.memory_allocated(d) for d in (0, "cuda:1")], [0, MIB])
         self.assertEqual([door.memory_allocated(d) for d in (None, "cuda")], [0, 0])
         before = stand_in.calls("cuStreamGetId")
-        free(x, MIB, 1, torch.told.streams[1, 0])
-        self.assertEqual(stand_in.calls("cuStreamGetId"), before, "its streams are declared: nobody asks who they are")
+        free(x, MIB, 1, torch.recorded.streams[1, 0])
+        self.assertEqual(stand_in.calls("cuStreamGetId"), before, "its streams are declared: their ids are not queried")
         self.assertEqual(door.memory_stats(1)["untold_failures"], 0)
         for wrong, kind in ((-1, ValueError), ("cpu", ValueError), (True, TypeError), (1.5, TypeError)):
             with self.assertRaises(kind):
                 door.allocator(wrong)
-        # 18 MiB on each of two streams, gone before anybody looks: the peak has two bounds, and no figure stands for it.
-        both = [(alloc(MIB, 1, on), on) for on in (torch.told.streams[1, 0], torch.told.streams[1, -1]) for _ in range(18)]
+        # 18 MiB on each of two streams, gone before any look: the peak has two bounds, and no figure stands for it.
+        both = [(alloc(MIB, 1, on), on) for on in (torch.recorded.streams[1, 0], torch.recorded.streams[1, -1]) for _ in range(18)]
         for x, on in both:
             free(x, MIB, 1, on)
         stats = door.memory_stats(1)
@@ -268,9 +268,9 @@ print(at)
         self.assertEqual(door.memory_stats(0)["allocated_bytes.all.peak"], 0)
         # An empty tensor has no memory.
         library = ctypes.CDLL(made.names[0])
-        self.assertIsNone(alloc(0, 1, torch.told.streams[1, 0]))
-        library.millpond_torch_record_stream(None, ctypes.c_void_p(torch.told.streams[1, 0]))
-        free(None, 0, 1, torch.told.streams[1, 0])
+        self.assertIsNone(alloc(0, 1, torch.recorded.streams[1, 0]))
+        library.millpond_torch_record_stream(None, ctypes.c_void_p(torch.recorded.streams[1, 0]))
+        free(None, 0, 1, torch.recorded.streams[1, 0])
         self.assertEqual(door.memory_stats(1)["untold_failures"], 0)
         # A view ends nothing.
         with door.allocator() as view:
@@ -324,7 +324,7 @@ class TestEnds(unittest.TestCase):
 import sys, stand_in, stub_torch, test_torch
 torch, door = stub_torch.install()
 alloc, free = test_torch.functions(door.install(limit="64MiB"))
-stream = torch.told.streams[0, 0]
+stream = torch.recorded.streams[0, 0]
 x, y = alloc(1 << 20, 0, stream), alloc(1 << 20, 0, stream)
 stand_in.write(stream, x, 1 << 20)
 stand_in.write(stream, y, 1 << 20)
@@ -347,7 +347,7 @@ sys.modules["kept"] = [Late(), door]
         torch, door = stub_torch.install()
         made = door.install(limit="64MiB")
         alloc, free = functions(made)
-        stream = torch.told.streams[0, 0]
+        stream = torch.recorded.streams[0, 0]
         x = alloc(MIB, 0, stream)
         held, over = threading.Event(), threading.Event()
 

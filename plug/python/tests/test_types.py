@@ -1,4 +1,4 @@
-"""What type checkers are told of the package: the stubs are those of the modules, a program that is right passes strictly, and what is
+"""What type checkers see of the package: the stubs are those of the modules, a program that is right passes strictly, and what is
 wrong in one is found. By mypy, which is no part of the package."""
 
 import importlib.util

@@ -36,7 +36,7 @@ struct Later {
 pub(crate) enum User {
     Known(StreamId),
     /// It could not be queried, and may be any device's.
-    Unasked,
+    Unqueried,
     /// One that can no longer be marked: only a wait for its device shows that it is done.
     Unmarked,
 }
@@ -57,22 +57,22 @@ impl Use {
     /// A use of what the stream holds by now, as one of ours.
     fn record(&mut self, of: &Door, ptr: *const c_void, hold: &Hold<'_>) -> Result<(), Failure> {
         if self.user == User::Unmarked {
-            return Err(self.nobody());
+            return Err(self.stream_is_gone());
         }
         let event = self.on.on(self.handle, |lane| match self.user {
             User::Known(id) if id != lane.stream.id() && !mutant!(DoorElsewhereByHandle) => {
-                Err(self.nobody())
+                Err(self.stream_is_gone())
             }
             _ => Ok(lane.stream.record()?),
         });
         match event {
             Ok(event) => of.use_behind(ptr, hold, &event),
             // Not a stream of that device.
-            Err(e) if e.status == Status::WrongAllocator && self.user == User::Unasked => Ok(()),
+            Err(e) if e.status == Status::WrongAllocator && self.user == User::Unqueried => Ok(()),
             // Another stream has its handle, or none.
             Err(e) if e.for_good || e.status == Status::WrongAllocator => {
                 self.user = User::Unmarked;
-                Err(self.nobody())
+                Err(self.stream_is_gone())
             }
             Err(_) if mutant!(DoorElsewhereLost) => Ok(()),
             // A stream that captures, or a driver that fails.
@@ -81,9 +81,9 @@ impl Use {
     }
 
     #[cold]
-    fn nobody(&self) -> Failure {
+    fn stream_is_gone(&self) -> Failure {
         let message = format!(
-            "the stream {:#x} of device {} used this memory and has ended since, or cannot be asked who it is: millpond_torch_free and millpond_free_unknown free it behind a wait for that device, which millpond_torch_empty_cache and millpond_synchronize are",
+            "the stream {:#x} of device {} used this memory and has ended since, or cannot be identified: millpond_torch_free and millpond_free_unknown free it behind a wait for that device, which millpond_torch_empty_cache and millpond_synchronize are",
             self.handle, self.on.device
         );
         Failure { for_good: true, ..Failure::new(Status::Driver, message) }
@@ -113,7 +113,7 @@ impl Door {
     ///
     /// # Errors
     /// It belongs to another device; it cannot be queried.
-    pub(crate) fn who(&self, handle: usize) -> Result<StreamId, Failure> {
+    pub(crate) fn stream_id_of(&self, handle: usize) -> Result<StreamId, Failure> {
         self.on(handle, |lane| Ok(lane.stream.id()))
     }
 

@@ -9,8 +9,8 @@
 //! reports stay readable. It does not know what a stream is.
 
 use super::{CROWD, DOORS, Door, Lane};
-use crate::burial::Burial;
 use crate::met;
+use crate::retired::Retired;
 use crate::status::Failure;
 use core::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
@@ -20,13 +20,13 @@ use pond::driver::Fences as _;
 use pond::units::StreamId;
 use std::sync::Arc;
 
-/// Some destroyed door may hold memory that is not in use.
-static OWING: AtomicBool = AtomicBool::new(false);
+/// Some destroyed allocator may hold memory that is not in use.
+static ANY_POSTPONED: AtomicBool = AtomicBool::new(false);
 
 /// This many that ended last are kept, so that their reports can be read. The header gives the number.
 pub const READABLE: usize = 64;
 
-static ENDED: Burial = Burial::new();
+static ENDED: Retired = Retired::new();
 
 /// How a call waits for all that is queued on the device: for postponed memory of its ended allocators as for its own.
 type Wait = fn(&Door) -> Result<(), pond::Error>;
@@ -62,9 +62,9 @@ impl Door {
         Ok(())
     }
 
-    /// Frees ended allocators, except this many last ones. Call it where the calling thread holds no door.
-    pub(super) fn bury(last: usize) {
-        ENDED.bury(&DOORS, last, Door::is_spent);
+    /// Frees ended allocators, except this many last ones. Call it where the calling thread holds no [`Door`].
+    pub(super) fn reclaim(last: usize) {
+        ENDED.reclaim(&DOORS, last, Door::is_spent);
         // Their ends call the driver: not under a lock.
         drop(DOORS.gone());
     }
@@ -73,9 +73,9 @@ impl Door {
     fn is_spent(number: u32) -> bool {
         Door::numbered(number).is_none_or(|door| {
             !door.lasting.load(Ordering::Acquire)
-                && !door.owes.load(Ordering::Acquire)
+                && !door.postponed.load(Ordering::Acquire)
                 && door.pinned.lock().is_empty()
-                && (mutant!(DoorBuriedAlive) || !door.gpu.has_segments())
+                && (mutant!(DoorFreedAlive) || !door.gpu.has_segments())
         })
     }
 
@@ -91,14 +91,14 @@ impl Door {
         // What can fail comes first.
         self.empty()?;
         let ended = self.ends();
-        self.let_lanes_go();
+        self.release_lanes();
         met::forget(self.number);
         // What came back since, on other threads, and the markers with which those streams ended. A deterministic allocator may not
         // learn their end by a query. What the driver refuses here is postponed.
-        let _ = self.pay();
+        let _ = self.give_back_postponed();
         let _ = self.wait();
-        if self.owes.load(Ordering::Acquire) {
-            let _ = self.pay();
+        if self.postponed.load(Ordering::Acquire) {
+            let _ = self.give_back_postponed();
             self.rest(Door::wait);
         } else if !mutant!(DoorEventsKept) {
             self.gpu.trim_events();
@@ -107,7 +107,7 @@ impl Door {
     }
 
     /// Not under their lock: they call the driver when they end.
-    fn let_lanes_go(&self) {
+    fn release_lanes(&self) {
         let lanes = core::mem::take(&mut *self.lanes.lock());
         let waits = self.waits.lock().take();
         drop((lanes, waits));
@@ -159,18 +159,18 @@ impl Door {
 
     /// The device was waited for, in this way: postponed memory of its ended allocators goes back, including this one's if it has ended.
     fn waited(&self, wait: Wait) -> Result<(), Failure> {
-        let own = if self.has_ended() { self.pay() } else { Ok(0) };
-        Door::settle(Some((self.device, wait)));
+        let own = if self.has_ended() { self.give_back_postponed() } else { Ok(0) };
+        Door::sweep_postponed(Some((self.device, wait)));
         if self.has_ended() {
             self.rest(wait);
         }
         own.map(drop)
     }
 
-    /// For a destroyed door, in a call that waits for its device: if nothing of it is postponed, the trim's own markers are over too, and no event
+    /// For a destroyed allocator, in a call that waits for its device: if nothing of it is postponed, the trim's own markers are over too, and no event
     /// is left, except for what happens meanwhile.
     fn rest(&self, wait: Wait) {
-        if !self.owes.load(Ordering::Acquire) && !mutant!(DoorEventsKept) {
+        if !self.postponed.load(Ordering::Acquire) && !mutant!(DoorEventsKept) {
             let _ = wait(self).map(|()| self.gpu.trim_events());
         }
     }
@@ -186,55 +186,55 @@ impl Door {
         }
         self.ends()?;
         met::forget(self.number);
-        let _ = self.pay();
+        let _ = self.give_back_postponed();
         Ok(())
     }
 
-    /// For a destroyed door: gives back what is complete, and returns its bytes. What is not, or what the driver refuses, is postponed.
+    /// For a destroyed allocator: gives back what is complete, and returns its bytes. What is not, or what the driver refuses, is postponed.
     ///
     /// # Errors
     /// The driver's.
     #[cold]
-    pub(super) fn pay(&self) -> Result<u64, Failure> {
+    pub(super) fn give_back_postponed(&self) -> Result<u64, Failure> {
         // Before anything is looked at: what is freed meanwhile is postponed anew.
-        self.owes.store(false, Ordering::Release);
-        self.let_lanes_go();
+        self.postponed.store(false, Ordering::Release);
+        self.release_lanes();
         let trimmed = self.gpu.trim(Trim::All);
         // Memory beside a live allocation goes back after that is freed, which postpones anew: until then there is nothing to do.
         if trimmed.is_err() || self.gpu.unused_segment_bytes() > 0 {
-            self.owe();
+            self.postpone();
         }
         Ok(trimmed?.bytes)
     }
 
     /// Some of its memory is to go back, in any later call. Each time both cache lines are written, which is expensive between threads only
     /// if they free memory that outlived its allocator.
-    pub(super) fn owe(&self) {
-        self.owes.store(true, Ordering::Release);
-        OWING.store(true, Ordering::Release);
+    pub(super) fn postpone(&self) {
+        self.postponed.store(true, Ordering::Release);
+        ANY_POSTPONED.store(true, Ordering::Release);
     }
 
     /// A request was admitted and failed. If the allocator was closed meanwhile, what the request took from the device is postponed.
     #[cold]
     pub(crate) fn refused(&self) {
         if self.closed.load(Ordering::Acquire) {
-            self.owe();
+            self.postpone();
         }
     }
 
-    /// Gives back the postponed memory of destroyed doors. In a call that waits for a device, which ends captures there, also what is held back, and
-    /// deterministic ones' memory, but only of that device's doors: the caller did not allow ending a capture on another device.
-    pub(super) fn settle(waited_for: Option<(u32, Wait)>) {
-        if !OWING.swap(false, Ordering::AcqRel) || mutant!(DoorDebtForgotten) {
+    /// Gives back the postponed memory of destroyed allocators. In a call that waits for a device, which ends captures there, also what is held back, and
+    /// deterministic ones' memory, but only of that device's allocators: the caller did not allow ending a capture on another device.
+    pub(super) fn sweep_postponed(waited_for: Option<(u32, Wait)>) {
+        if !ANY_POSTPONED.swap(false, Ordering::AcqRel) || mutant!(DoorDebtForgotten) {
             return;
         }
         for door in DOORS.iter() {
-            if door.owes.swap(false, Ordering::AcqRel) {
+            if door.postponed.swap(false, Ordering::AcqRel) {
                 if let Some((_, wait)) = waited_for.filter(|(device, _)| *device == door.device) {
                     // If it fails, what is pending is postponed again.
                     let _ = wait(door);
                 }
-                let _ = door.pay();
+                let _ = door.give_back_postponed();
             }
         }
     }
@@ -250,15 +250,15 @@ impl Door {
             return Ok(0);
         }
         // Its own first, which is counted.
-        let own = if self.has_ended() { Some(self.pay()?) } else { None };
+        let own = if self.has_ended() { Some(self.give_back_postponed()?) } else { None };
         // The driver's frees may have waited for what is still postponed: that is left to a later call, which counts it, too.
-        let owes = own.is_some() && self.owes.swap(false, Ordering::AcqRel);
-        if mutant!(DoorTrimWaits) && OWING.load(Ordering::Acquire) {
+        let postponed = own.is_some() && self.postponed.swap(false, Ordering::AcqRel);
+        if mutant!(DoorTrimWaits) && ANY_POSTPONED.load(Ordering::Acquire) {
             let _ = self.gpu.synchronize();
         }
-        Door::settle(None);
-        if owes {
-            self.owe();
+        Door::sweep_postponed(None);
+        if postponed {
+            self.postpone();
         }
         match own {
             Some(bytes) => Ok(bytes),
@@ -266,7 +266,7 @@ impl Door {
         }
     }
 
-    /// Waits for the device, and so knows everything complete, of destroyed doors too: their postponed memory goes back, including this one's.
+    /// Waits for the device, and so knows everything complete, of destroyed allocators too: their postponed memory goes back, including this one's.
     pub(crate) fn synchronize(&self) -> Result<(), Failure> {
         let before = Door::put_off_until_now();
         let wait: Wait = |door| door.gpu.synchronize();

@@ -1,4 +1,4 @@
-//! Thousands of streams that are alive at once, end, and whose handles nobody gets again: nobody says that they ended.
+//! Thousands of streams that are alive at once and end, and whose handles are not reused: no call announces that they ended.
 
 use super::{Door, GIB, OK, When, alone, bind, function, last, program, read, stream, write};
 use std::ffi::c_int;
@@ -13,7 +13,7 @@ fn synchronize(door: Door) {
     assert_eq!(function::<extern "C" fn(u32) -> c_int>("millpond_synchronize")(door.0), OK, "{}", last());
 }
 
-/// A synchronise lets go of all but those that a thread remembers, and of what is alive on streams that it forgets nothing is lost.
+/// A synchronise forgets all streams but those that a thread remembers, and nothing is lost of what is alive on streams that it forgets.
 #[test]
 fn a_crowd_of_streams_that_ended_leaves_nothing() {
     alone("crowds::a_crowd_of_streams_that_ended_leaves_nothing", |fake| {
@@ -27,8 +27,8 @@ fn a_crowd_of_streams_that_ended_leaves_nothing() {
         for s in &crowd {
             assert_eq!(door.free_on(door.alloc(512, s), s), OK);
         }
-        assert!(pools(door) > CROWD, "one a stream");
-        // While they live, too: who is forgotten and comes back is found anew.
+        assert!(pools(door) > CROWD, "a pool for each stream");
+        // Streams that are alive are forgotten, too: one that is used again gets a new pool.
         synchronize(door);
         for s in &crowd[..100] {
             assert_eq!(door.free_on(door.alloc(512, s), s), OK);
@@ -36,12 +36,12 @@ fn a_crowd_of_streams_that_ended_leaves_nothing() {
         drop(crowd);
         synchronize(door);
         assert_eq!(door.trim(), OK);
-        // The 16 that this thread met last, the pool of what is alive, and some that have closed and are not looked at yet.
+        // The 16 streams that this thread used last, the pool with live memory, and some that have closed and were not looked at yet.
         assert!(pools(door) <= 33, "{} pools", pools(door));
         assert!(door.stat("reserved") <= 33 * (2 << 20), "{} bytes", door.stat("reserved"));
         let events = fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2");
         assert!(events <= 300, "{events} events");
-        // Its own stream was forgotten meanwhile, and is found.
+        // The stream of the live memory was forgotten meanwhile, and is found again.
         let y = door.alloc(4096, &lasting);
         assert_eq!(door.record_use(kept, &lasting), OK);
         assert_eq!([door.free(kept), door.free_on(y, &lasting)], [OK; 2]);
@@ -51,8 +51,8 @@ fn a_crowd_of_streams_that_ended_leaves_nothing() {
     });
 }
 
-/// A deterministic allocator asks no event, and waits now and then for the end of streams that have ended. In an allocation, which may
-/// wait, and in no free or use that names a new stream: not by a wait, nor by asking until it is over.
+/// A deterministic allocator queries no event, and waits now and then for the end of streams that have ended. It does so in an allocation, which
+/// may wait, and in no free or use that names a new stream, neither by a wait nor by repeated queries.
 #[test]
 fn a_free_that_names_a_new_stream_waits_for_none_that_ended() {
     alone("crowds::a_free_that_names_a_new_stream_waits_for_none_that_ended", |fake| {
@@ -64,7 +64,7 @@ fn a_free_that_names_a_new_stream_waits_for_none_that_ended() {
             ["cuEventQuery", "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"]
                 .map(|name| fake.calls(name))
         };
-        // All at first: whoever allocates in between does for them.
+        // All are allocated first, because an allocation in between would wait for the ended streams.
         let blocks: Vec<_> = (0..300).map(|_| door.alloc(512, &lasting)).collect();
         let before = asked();
         for (round, &x) in blocks.iter().enumerate() {
@@ -76,7 +76,7 @@ fn a_free_that_names_a_new_stream_waits_for_none_that_ended() {
             assert_eq!(asked(), before, "round {round}: a free waits for nothing");
         }
         let x = door.alloc(512, &lasting);
-        assert_ne!(asked(), before, "the ends of 300 streams are seen by nobody");
+        assert_ne!(asked(), before, "the allocation does not look at 300 streams that ended");
         assert_eq!(door.free(x), OK);
         door.destroy();
         assert_eq!(fake.calls("cuEventCreate"), fake.calls("cuEventDestroy_v2"), "events are left");
@@ -84,8 +84,8 @@ fn a_free_that_names_a_new_stream_waits_for_none_that_ended() {
     });
 }
 
-/// Memory that stays, weights say, and a stream of the program's own for each request that uses it: with nobody's word of their ends. Their
-/// handles are others' then, so that their uses end with their work; what is pending is waited for at the free.
+/// Memory that stays alive, such as weights, and a new stream of the program's for each request that uses it; no call announces their ends. Later
+/// streams get their handles, which shows that their uses end with their work; what is pending is waited for at the free.
 #[test]
 fn users_of_memory_that_stays() {
     alone("crowds::users_of_memory_that_stays", |fake| {
@@ -108,7 +108,7 @@ fn users_of_memory_that_stays() {
                 events.push(fake.calls("cuEventCreate") - fake.calls("cuEventDestroy_v2"));
             }
         }
-        // The free is behind the last of them too, and what is given out then is written at once.
+        // The free comes after the last of them too, and what is handed out then is written at once.
         assert_eq!(door.free(weights), OK);
         let again = door.alloc(4096, &home);
         write(&cuda, &home, again, 4096, 2);

@@ -1,5 +1,5 @@
-//! What is left of an allocator that has ended: memory that was alive is freed with its work pending, by a program that has no other
-//! allocator. No free waits; a trim or a synchronize of the ended one gives the memory back.
+//! What is left of an allocator that has ended: memory that was alive at the end is freed with its work pending, by a program that has no
+//! other allocator. No free waits; a trim or a synchronise of the ended allocator gives the memory back.
 
 use super::{
     Door, MIB, OK, Three, Two, UNKNOWN_ALLOCATOR, alone, bind, function, function_of_driver, last, program,
@@ -23,7 +23,7 @@ type Text = extern "C" fn(u32, *mut c_void, usize, *mut usize) -> c_int;
 type Alloc = extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int;
 type Pinned = extern "C" fn(u32, usize, *mut *mut c_void) -> c_int;
 
-/// Whatever waits for the device, the driver's own frees among it.
+/// The driver's calls that wait for the device, its own frees included.
 const WAITS: [&str; 5] =
     ["cuMemFree_v2", "cuMemFreeHost", "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"];
 
@@ -34,7 +34,7 @@ fn pinned(door: Door, bytes: usize) -> *mut c_void {
     out
 }
 
-/// The one allocator of the process, ended with a block and a pinned block alive that a copy uses; both are freed then.
+/// The only allocator of the process ends while a block and a pinned block are alive; a copy uses both, and they are freed.
 fn freed_after(cuda: &Cuda, s: &GpuStream, fake: &super::Fake, end: &str, options: &str) -> Door {
     let door = Door::new(options);
     let (x, h) = (door.alloc(400 * MIB, s), pinned(door, 64 * MIB));
@@ -78,7 +78,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
                 assert_eq!(
                     (door.trimmed(), door.stat("reserved")),
                     (0, 400 * MIB as u64),
-                    "it is not complete"
+                    "the work is pending"
                 );
                 assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
                 let left = fake.leaks().unwrap_or_default();
@@ -87,8 +87,8 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
                 assert_eq!((door.trimmed(), door.one("millpond_synchronize")), (0, OK), "nothing is left");
                 assert_eq!([door.one(end), Door(4000).trim()], [UNKNOWN_ALLOCATOR; 2]);
             }
-            // What is known to be complete goes back by a trim: device memory whose last stream was named, but not pinned memory
-            // that was freed with unknown users.
+            // A trim gives back what is known to be complete: device memory whose last stream was named, but not pinned memory that was
+            // freed with unknown users.
             let door = freed_after(&cuda, &s, fake, end, "");
             // SAFETY: a stream of this test's.
             unsafe { sys::cuStreamSynchronize(s.handle()) };
@@ -99,7 +99,7 @@ fn the_only_allocator_gives_back_what_was_freed_after_its_end() {
     });
 }
 
-/// Idle memory waits for nothing, and still no free gives it back: the driver's free might wait for other work.
+/// Idle memory has no pending use, and still no free gives it back: the driver's free might wait for other work.
 #[test]
 fn a_free_of_idle_memory_after_the_end_does_not_wait() {
     alone("ended::a_free_of_idle_memory_after_the_end_does_not_wait", |fake| {
@@ -115,15 +115,15 @@ fn a_free_of_idle_memory_after_the_end_does_not_wait() {
         assert_eq!([door.free(x), function::<Two>("millpond_free_pinned")(door.0, h)], [OK; 2]);
         assert_eq!(waits(), before, "no free waits: {WAITS:?}");
         let query = function_of_driver::<extern "C" fn(sys::CUstream) -> c_int>("cuStreamQuery");
-        assert_eq!(query(busy.handle()), 600, "it is as late as it was");
+        assert_eq!(query(busy.handle()), 600, "its work is still pending");
         assert_eq!(door.free_on(other, &busy), OK);
         assert_eq!((waits(), door.one("millpond_synchronize")), (before, OK));
         assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
 
-/// Of streams that allocators met, permanent ones and ones that may end: nothing of them is alive at the end, or it is freed and given back later.
-/// One hold of the context is kept by all.
+/// Events on permanent streams and on streams that may end: none is left after the allocator's end, or after a synchronise where memory is freed
+/// later. All allocators together keep one reference of the context.
 #[test]
 fn ended_allocators_keep_no_events() {
     alone("ended::ended_allocators_keep_no_events", |fake| {
@@ -150,11 +150,11 @@ fn ended_allocators_keep_no_events() {
             if let Some(late) = late {
                 write(&cuda, &streams[0], late, 4096, 1);
                 assert_eq!(door.free_on(late, &streams[1]), OK);
-                assert!(events() > 0, "what it used is marked");
+                assert!(events() > 0, "its uses are marked");
                 assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
             }
             assert_eq!(events(), 0, "round {round}: {:?}", fake.leaks());
-            // The test's own is the other one; with the library in the same program both are one.
+            // The other reference is the test's own; if the library is linked into the program, both are the same.
             let linked = std::env::var_os("MILLPOND_LINKED").is_some();
             let holds = fake.calls("cuDevicePrimaryCtxRetain") - fake.calls("cuDevicePrimaryCtxRelease_v2");
             assert_eq!(holds, if linked { 1 } else { 2 }, "round {round}");
@@ -162,7 +162,8 @@ fn ended_allocators_keep_no_events() {
     });
 }
 
-/// A block that lives on in an ended allocator is nothing to come for: later calls ask the driver no more than without it, and come when it was freed.
+/// A block that stays alive in an ended allocator makes no work for later calls: they make as many driver calls as without it, and give the memory
+/// back once it was freed.
 #[test]
 fn ended_allocators_that_live_on_cost_later_calls_nothing() {
     alone("ended::ended_allocators_that_live_on_cost_later_calls_nothing", |fake| {
@@ -186,7 +187,7 @@ fn ended_allocators_that_live_on_cost_later_calls_nothing() {
                     assert_eq!([door.record_use(y, &t), door.free(y), door.one(end)], [OK; 3]);
                     (door, x, h)
                 }));
-                // What was pending at the end lies beside what lives on; the first rounds learn that it is over, and let its events go.
+                // Work that was pending at the end lies beside the live blocks; the first rounds find it complete and destroy its events.
                 beside.push([0; 4].map(|_| ["trim", "synchronize"].map(&calls))[3]);
             }
             assert_eq!(beside[0], beside[1], "{end}: driver calls beside one and beside eight");
@@ -201,18 +202,18 @@ fn ended_allocators_that_live_on_cost_later_calls_nothing() {
     });
 }
 
-/// The allocator of a test that ends it in the middle of another call.
+/// The allocator that a test ends in the middle of another call.
 static BESIDE: AtomicU32 = AtomicU32::new(0);
 
-/// Another thread ends it now: with what code, if it comes back.
+/// Another thread ends it now: the code of that call, if it returns.
 fn ends_it(end: &'static str) -> Option<c_int> {
     let door = Door(BESIDE.load(Ordering::SeqCst));
-    let (tell, told) = std::sync::mpsc::channel();
-    std::thread::spawn(move || tell.send(door.one(end)));
-    told.recv_timeout(std::time::Duration::from_secs(20)).ok()
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(door.one(end)));
+    receiver.recv_timeout(std::time::Duration::from_secs(20)).ok()
 }
 
-/// An allocation that was let in finds its allocator ended, has grown, and fails: what it took from the device goes back by a later call.
+/// An allocator ends during an allocation, which has grown and then fails: the memory that it took from the device goes back in a later call.
 #[test]
 fn an_allocation_that_fails_beside_a_destroy_leaves_nothing() {
     alone("ended::an_allocation_that_fails_beside_a_destroy_leaves_nothing", |fake| {
@@ -227,19 +228,19 @@ fn an_allocation_that_fails_beside_a_destroy_leaves_nothing() {
         fake.fail_here(&["cuMemsetD8Async"], 1, 1);
         assert_eq!(door.try_alloc(MIB, &s), Err(DRIVER), "the fill fails");
         assert_eq!(fake.struck_here().as_deref(), Some("cuMemsetD8Async"));
-        assert!(door.stat("reserved") > 0, "it has grown");
+        assert!(door.stat("reserved") > 0, "the allocation has grown");
         assert_eq!([door.one("millpond_destroy"), next.one("millpond_synchronize")], [UNKNOWN_ALLOCATOR, OK]);
         assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
 
-/// A finaliser that ends an allocator whose destroy waits for the device on another thread: it does not wait for the same, and the destroy says that
-/// there is nothing to end.
+/// A finaliser releases an allocator while its destroy waits for the device on another thread: the release does not wait for that, and the destroy
+/// returns that there is no such allocator.
 #[test]
 fn a_release_does_not_wait_behind_a_destroy() {
     alone("ended::a_release_does_not_wait_behind_a_destroy", |fake| {
         extern "C" fn releases() {
-            assert_eq!(ends_it("millpond_release"), Some(OK), "it waits behind the destroy");
+            assert_eq!(ends_it("millpond_release"), Some(OK), "the release waits for the destroy");
         }
         let cuda = program();
         bind(&cuda);
@@ -259,7 +260,7 @@ fn a_release_does_not_wait_behind_a_destroy() {
     });
 }
 
-/// PyTorch's tensors outlive its allocator: a stream that uses one then is waited for, as before.
+/// PyTorch's tensors outlive its allocator: a use that is recorded then is waited for, as before the end.
 #[test]
 fn pytorchs_uses_count_after_the_end() {
     alone("ended::pytorchs_uses_count_after_the_end", |fake| {
@@ -281,13 +282,13 @@ fn pytorchs_uses_count_after_the_end() {
         record(x, t.handle().cast());
         function::<TorchFree>("millpond_torch_free")(x, MIB, 0, s.handle().cast());
         assert_eq!(function::<extern "C" fn() -> u64>("millpond_torch_untold")(), 0, "{}", last());
-        assert_eq!(door.trimmed(), 0, "t has it still");
+        assert_eq!(door.trimmed(), 0, "t still uses it");
         assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
         assert_eq!((door.stat("reserved"), fake.verdict()), (0, None));
     });
 }
 
-/// Where a result goes: a failed create or allocation leaves none there, and every other call what was there.
+/// The places of results: a failed create or allocation stores zero there, and every other failed call leaves them as they were.
 #[test]
 fn a_failure_leaves_the_places_of_results_as_the_header_says() {
     alone("ended::a_failure_leaves_the_places_of_results_as_the_header_says", |_fake| {

@@ -1,5 +1,5 @@
-//! `PyTorch`'s pair with memory that another device's streams use: whatever keeps a use from being recorded at the free, the bytes are nobody else's under
-//! it, the pointer is no allocation any more, and they come back.
+//! `PyTorch`'s pair with memory that another device's streams use: whatever keeps the use from being recorded at the free, the bytes have no
+//! other owner while they are used, the pointer is no longer an allocation, and the memory comes back.
 
 use super::captures::{begin, end};
 use super::old::alone_without_ids;
@@ -42,7 +42,7 @@ fn record(ptr: *mut c_void, s: &GpuStream) {
 fn empty_cache() {
     function::<extern "C" fn()>("millpond_torch_empty_cache")();
 }
-fn untold() -> u64 {
+fn unreported() -> u64 {
     function::<extern "C" fn() -> u64>("millpond_torch_untold")()
 }
 
@@ -64,7 +64,7 @@ impl Pair {
         doors[1].declare_permanent(&t);
         Pair { cudas, doors, s, t }
     }
-    /// One of the other device, that was not declared.
+    /// A stream of the other device that is not declared.
     fn other(&self) -> GpuStream {
         stream(&self.cudas[1])
     }
@@ -75,22 +75,22 @@ impl Pair {
     fn live(&self) -> u64 {
         self.doors[0].stat("live")
     }
-    /// A block of s's that `t` writes behind that; `told` says so.
-    fn used_by(&self, t: &GpuStream, told: impl FnOnce(*mut c_void)) -> *mut c_void {
+    /// A block of s's that `t` writes after the work on s; `record` runs before that and may record the use.
+    fn used_by(&self, t: &GpuStream, record: impl FnOnce(*mut c_void)) -> *mut c_void {
         let x = alloc(BYTES, &self.s);
         assert!(!x.is_null(), "{}", last());
-        told(x);
+        record(x);
         let event = self.cudas[0].create_event().expect("an event");
         self.cudas[0].record(&event, &self.s).expect("recorded");
         self.cudas[1].wait(t, &event).expect("queued");
         write(&self.cudas[1], t, x, BYTES, 1);
         x
     }
-    /// Whoever has the bytes next writes them at once. What of their own device could not be said who used them comes back at a synchronise of that.
+    /// The next owner of the bytes writes them at once. A free whose users on its own device could not be recorded comes back at a synchronise there.
     fn used_again(&self, x: *mut c_void) {
         assert_eq!(self.doors[0].one("millpond_synchronize"), OK, "{}", last());
         let y = alloc(BYTES, &self.s);
-        assert_eq!(y, x, "the same bytes, or nothing is shown: {}", last());
+        assert_eq!(y, x, "without the same bytes the test shows nothing: {}", last());
         write(&self.cudas[0], &self.s, y, BYTES, 2);
         free(y, &self.s);
     }
@@ -98,7 +98,7 @@ impl Pair {
 
 const TIGHT: &str = "limit=2MiB,growth=exact";
 
-/// The stream of a recorded use has ended, with its work done or not: the free is made by what waits for its device.
+/// The stream of a recorded use has ended, with its work complete or not: the free is made by a call that waits for that stream's device.
 #[test]
 fn a_stream_that_ended_keeps_no_memory_for_ever() {
     alone("later::a_stream_that_ended_keeps_no_memory_for_ever", |fake| {
@@ -112,7 +112,7 @@ fn a_stream_that_ended_keeps_no_memory_for_ever() {
             for captures in [false, true] {
                 let u = pair.other();
                 let x = if captures {
-                    // Whose it is is not known, and it has ended when it could be asked.
+                    // While it captures its device cannot be queried, and later it has ended.
                     let x = pair.used_by(&u, |_| {});
                     pair.begin(&u);
                     record(x, &u);
@@ -122,13 +122,17 @@ fn a_stream_that_ended_keeps_no_memory_for_ever() {
                     pair.used_by(&u, |x| record(x, &u))
                 };
                 drop(u);
-                let before = untold();
+                let before = unreported();
                 free(x, &pair.s);
-                assert_eq!((untold(), pair.live()), (before + 1, 1), "wait {n}: counted, and not freed");
+                assert_eq!((unreported(), pair.live()), (before + 1, 1), "wait {n}: counted, and not freed");
                 free(alloc(512, &pair.s), &pair.s);
-                assert_eq!((untold(), pair.live()), (before + 1, 1), "wait {n}: nobody else makes it");
+                assert_eq!(
+                    (unreported(), pair.live()),
+                    (before + 1, 1),
+                    "wait {n}: another free does not make it"
+                );
                 wait(&pair);
-                assert_eq!((untold(), pair.live()), (before + 1, 0), "wait {n}");
+                assert_eq!((unreported(), pair.live()), (before + 1, 0), "wait {n}");
             }
         }
         empty_cache();
@@ -137,7 +141,7 @@ fn a_stream_that_ended_keeps_no_memory_for_ever() {
     });
 }
 
-/// Its handle is another stream's at the free: that one is not taken for it, on the other device or on this one.
+/// At the free another stream has the handle of the one that was recorded: it is not taken for it, whether on the other device or on this one.
 #[test]
 fn a_stream_is_not_taken_for_the_one_that_had_its_handle() {
     alone("later::a_stream_is_not_taken_for_the_one_that_had_its_handle", |fake| {
@@ -150,16 +154,16 @@ fn a_stream_is_not_taken_for_the_one_that_had_its_handle() {
             let mut others = Vec::new();
             while others.last().is_none_or(|v: &GpuStream| v.handle() != handle) {
                 others.push(stream(&pair.cudas[device]));
-                assert!(others.len() < 100, "handles come back");
+                assert!(others.len() < 100, "the handle is not reused");
             }
-            let before = untold();
+            let before = unreported();
             free(x, &pair.s);
             assert_eq!(
-                (untold(), pair.live()),
+                (unreported(), pair.live()),
                 (before + 1, 1),
-                "its work is pending, and nobody can mark it"
+                "its work is pending, and it cannot be marked any more"
             );
-            assert!(alloc(BYTES, &pair.s).is_null(), "the bytes are nobody's");
+            assert!(alloc(BYTES, &pair.s).is_null(), "the bytes are not handed out");
             assert_eq!(fake.verdict(), None);
             empty_cache();
             assert_eq!(pair.live(), 0);
@@ -169,7 +173,7 @@ fn a_stream_is_not_taken_for_the_one_that_had_its_handle() {
     });
 }
 
-/// Each driver call of a recorded use fails in turn, of either device: the bytes are not another's under it.
+/// Each driver call of a recorded use fails in turn, on either device: the bytes have no other owner while they are used.
 #[test]
 fn a_use_on_another_device_is_kept_whatever_fails() {
     alone("later::a_use_on_another_device_is_kept_whatever_fails", |fake| {
@@ -188,19 +192,19 @@ fn a_use_on_another_device_is_kept_whatever_fails() {
             failed += u64::from(calls >= nth);
             free(x, &pair.s);
             pair.used_again(x);
-            assert_eq!((fake.verdict(), untold()), (None, 0), "call {nth} of {calls}");
+            assert_eq!((fake.verdict(), unreported()), (None, 0), "call {nth} of {calls}");
             if nth > calls {
                 break;
             }
         }
-        assert!(failed > 6, "{failed} calls failed, or this test shows little");
+        assert!(failed > 6, "only {failed} calls failed, so this test shows little");
     });
 }
 
-/// A refused free has taken no use away: what the streams that it could record do afterwards is before the next one's end, too.
+/// A refused free forgets no use: what the streams that it could record do afterwards is before the end of the next free, too.
 #[test]
-fn a_refused_free_knows_all_who_use_it_still() {
-    alone("later::a_refused_free_knows_all_who_use_it_still", |fake| {
+fn a_refused_free_keeps_all_recorded_uses() {
+    alone("later::a_refused_free_keeps_all_recorded_uses", |fake| {
         type FreeOn = extern "C" fn(u32, *mut c_void, *mut c_void) -> c_int;
         fake.reset(GIB, 2, When::Latest);
         let pair = Pair::new(TIGHT);
@@ -221,7 +225,7 @@ fn a_refused_free_knows_all_who_use_it_still() {
                 code
             };
             assert_eq!(refused, CAPTURING, "{}", last());
-            // The program has not freed it.
+            // The free was refused, so the program may use the block.
             write(&pair.cudas[1], &pair.t, x, BYTES, 3);
             if other_captures {
                 assert!(end(&u));
@@ -238,25 +242,25 @@ fn a_refused_free_knows_all_who_use_it_still() {
     });
 }
 
-/// A free that was put off has freed, for every later call.
+/// After a free that was put off, every later call sees the pointer as freed.
 #[test]
-fn what_is_freed_later_is_nobodys() {
+fn what_is_freed_later_has_no_owner() {
     type Base = extern "C" fn(*mut c_void, *mut usize) -> *mut c_void;
-    alone("later::what_is_freed_later_is_nobodys", |fake| {
+    alone("later::what_is_freed_later_has_no_owner", |fake| {
         fake.reset(GIB, 2, When::Earliest);
         let pair = Pair::new("growth=exact");
         let (canary, mut small) = (alloc(BYTES, &pair.s), [(); 4].map(|()| alloc(512, &pair.s)).into_iter());
         let mut any_free = || free(small.next().expect("one more"), &pair.s);
         let x = pair.used_by(&pair.t, |x| record(x, &pair.t));
         pair.begin(&pair.t);
-        // Who can be told is: nothing was freed.
+        // Calls with a code return it: nothing was freed.
         let here = pair.doors[0];
         let codes = [here.free(x), here.free_on(x, &pair.s), here.free_unknown(x)];
         assert_eq!(codes, [CAPTURING; 3], "{}", last());
         assert_eq!(pair.live(), 6);
-        let before = untold();
+        let before = unreported();
         free(x, &pair.s);
-        assert_eq!((untold(), pair.live()), (before + 1, 6));
+        assert_eq!((unreported(), pair.live()), (before + 1, 6));
         let codes =
             [here.free(x), here.free_on(x, &pair.s), here.free_unknown(x), here.record_use(x, &pair.s)];
         assert_eq!(codes, [UNKNOWN_POINTER; 4], "{}", last());
@@ -264,14 +268,14 @@ fn what_is_freed_later_is_nobodys() {
         assert!(function::<Base>("millpond_torch_base")(x, &raw mut size).is_null());
         record(x, &pair.s);
         free(x, &pair.s);
-        assert_eq!((untold(), size), (before + 4, 77));
+        assert_eq!((unreported(), size), (before + 4, 77));
         assert!(end(&pair.t), "the capture lives");
-        // The next free makes it, and no later one any other's.
+        // The next free carries it out, and later ones free nothing else.
         any_free();
-        assert_eq!((untold(), pair.live()), (before + 4, 4));
+        assert_eq!((unreported(), pair.live()), (before + 4, 4));
         assert_eq!(here.one("millpond_synchronize"), OK);
         let y = alloc(BYTES, &pair.s);
-        assert_eq!(y, x, "the same bytes, or nothing is shown");
+        assert_eq!(y, x, "without the same bytes the test shows nothing");
         for _ in 0..3 {
             any_free();
             empty_cache();
@@ -279,7 +283,7 @@ fn what_is_freed_later_is_nobodys() {
         assert_eq!(pair.live(), 2, "the next owner keeps them");
         free(y, &pair.s);
         free(canary, &pair.s);
-        assert_eq!((untold(), pair.live(), fake.verdict()), (before + 4, 0, None));
+        assert_eq!((unreported(), pair.live(), fake.verdict()), (before + 4, 0, None));
     });
 }
 
@@ -291,7 +295,7 @@ fn of_two_frees_at_once_one_is_put_off() {
         fake.reset(GIB, 2, When::Earliest);
         let pair = Pair::new("growth=exact");
         let canary = alloc(BYTES, &pair.s);
-        let before = untold();
+        let before = unreported();
         for round in 0..ROUNDS {
             let x = alloc(512, &pair.s).addr();
             record(std::ptr::without_provenance_mut(x), &pair.t);
@@ -306,7 +310,7 @@ fn of_two_frees_at_once_one_is_put_off() {
                 once();
             });
             assert_eq!(
-                (untold(), pair.live()),
+                (unreported(), pair.live()),
                 (before + 2 * (round + 1), 2),
                 "round {round}: put off, and refused"
             );
@@ -316,11 +320,11 @@ fn of_two_frees_at_once_one_is_put_off() {
             assert_eq!(pair.live(), 1, "round {round}");
         }
         free(canary, &pair.s);
-        assert_eq!((untold(), pair.live(), fake.verdict()), (before + 2 * ROUNDS, 0, None));
+        assert_eq!((unreported(), pair.live(), fake.verdict()), (before + 2 * ROUNDS, 0, None));
     });
 }
 
-/// A free names the calling thread's default stream and is put off: made on another thread, it is behind what the first one's held.
+/// A free names the calling thread's default stream and is put off: it is carried out on another thread, and still comes after the first thread's work.
 #[test]
 fn a_free_that_is_made_on_another_thread_is_behind_its_own() {
     alone("later::a_free_that_is_made_on_another_thread_is_behind_its_own", |fake| {
@@ -350,7 +354,7 @@ fn a_free_that_is_made_on_another_thread_is_behind_its_own() {
     });
 }
 
-/// A side stream of the tensor's own device that captures, which the package has declared: nothing waits for the other device.
+/// A side stream of the tensor's own device, declared by the package, captures: the free is not put off.
 #[test]
 fn a_captured_stream_of_the_own_device_puts_nothing_off() {
     alone("later::a_captured_stream_of_the_own_device_puts_nothing_off", |fake| {
@@ -362,21 +366,21 @@ fn a_captured_stream_of_the_own_device_puts_nothing_off() {
         begin(&side);
         record(x, &side);
         free(x, &pair.s);
-        assert_eq!((untold(), pair.live()), (0, 0));
+        assert_eq!((unreported(), pair.live()), (0, 0));
         assert!(end(&side), "the capture lives");
-        // One of the other device that was declared there is known, too.
+        // A stream of the other device that was declared there is known, too.
         let y = pair.used_by(&pair.t, |_| {});
         pair.begin(&pair.t);
         record(y, &pair.t);
         assert!(end(&pair.t), "the capture lives");
         free(y, &pair.s);
-        assert_eq!((untold(), pair.live()), (0, 0));
+        assert_eq!((unreported(), pair.live()), (0, 0));
         empty_cache();
         assert_eq!((pair.doors[0].stat("reserved"), fake.verdict()), (0, None));
     });
 }
 
-/// Without stream ids a stream that was not declared is followed by nobody: what it used comes back at a wait for its device.
+/// Without stream ids a stream that was not declared cannot be followed: what it used comes back at a wait for its device.
 #[test]
 fn a_stream_without_an_id_keeps_no_memory_for_ever() {
     alone_without_ids("later::a_stream_without_an_id_keeps_no_memory_for_ever", |fake| {
@@ -385,18 +389,22 @@ fn a_stream_without_an_id_keeps_no_memory_for_ever() {
         let x = alloc(BYTES, &pair.s);
         record(x, &u);
         free(x, &pair.s);
-        assert_eq!((untold(), pair.live()), (0, 0), "this device's: behind everything of it");
+        assert_eq!(
+            (unreported(), pair.live()),
+            (0, 0),
+            "a stream of this device: freed behind everything on it"
+        );
         let v = pair.other();
         let y = pair.used_by(&v, |y| record(y, &v));
         free(y, &pair.s);
-        assert_eq!((untold(), pair.live()), (1, 1), "the other's");
+        assert_eq!((unreported(), pair.live()), (1, 1), "a stream of the other device: put off");
         empty_cache();
-        assert_eq!((untold(), pair.live(), pair.doors[0].stat("reserved")), (1, 0, 0));
+        assert_eq!((unreported(), pair.live(), pair.doors[0].stat("reserved")), (1, 0, 0));
         assert_eq!(fake.verdict(), None);
     });
 }
 
-/// A request that finds no room takes what was put off and can be had by now.
+/// A request that finds no memory carries out frees that were put off and can be made by now.
 #[test]
 fn a_request_takes_what_can_be_freed_by_now() {
     alone("later::a_request_takes_what_can_be_freed_by_now", |fake| {
@@ -427,27 +435,27 @@ fn a_forked_child_makes_no_free_of_its_parents() {
         free(x, &pair.s);
         assert_eq!(pair.live(), 1);
         let (before, handle) = (fake.calls_total(), pair.s.handle().addr());
-        // SAFETY: the child calls what is under test and ends at once.
+        // SAFETY: the child makes the calls under test and ends at once.
         let child = unsafe { fork() };
         if child == 0 {
             empty_cache();
             free_by(x, handle);
             let calls = fake.calls_total() - before;
-            // SAFETY: nothing of the child is to run.
+            // SAFETY: the child ends here; nothing else of it may run.
             unsafe { _exit(c_int::try_from(calls).unwrap_or(99)) };
         }
         let mut status = 0;
-        // SAFETY: the child of above, and a local's place.
+        // SAFETY: the child that was forked above, and a pointer to a local.
         assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "calls of the driver, or a signal, in the child");
+        assert_eq!(status, 0, "the child called the driver, or a signal ended it");
         assert!(end(&pair.t), "the capture lives");
         empty_cache();
         assert_eq!((pair.live(), fake.verdict()), (0, None));
     });
 }
 
-/// A synchronise waits as CUDA's own call does, and never by unpinning, for which other threads' launches stand: what an ended allocator owes is waited for
-/// no otherwise.
+/// A synchronise waits as CUDA's own call does, and never by unpinning, which stalls other threads' launches: this holds for what an ended
+/// allocator has left, too.
 #[test]
 fn a_synchronise_unpins_nothing_for_what_others_owe() {
     alone("later::a_synchronise_unpins_nothing_for_what_others_owe", |fake| {
@@ -459,7 +467,7 @@ fn a_synchronise_unpins_nothing_for_what_others_owe() {
             b.destroy();
             write(&cuda, &s, x, MIB, 1);
             assert_eq!(b.free(x), OK);
-            assert!(b.stat("reserved") > 0, "it owes that");
+            assert!(b.stat("reserved") > 0, "it has memory left");
             let before = fake.calls("cuMemFreeHost");
             assert_eq!(if own { b } else { a }.one("millpond_synchronize"), OK, "{}", last());
             assert_eq!((fake.calls("cuMemFreeHost"), b.stat("reserved")), (before, 0), "its own: {own}");
@@ -469,7 +477,7 @@ fn a_synchronise_unpins_nothing_for_what_others_owe() {
     });
 }
 
-/// Streams that a program makes and destroys, and `empty_cache` now and then: what is known of them does not grow.
+/// Streams that a program makes and keeps, with an `empty_cache` now and then: the allocator's records of them do not grow.
 #[test]
 fn streams_that_come_and_go_leave_nothing_behind_an_empty_cache() {
     alone("later::streams_that_come_and_go_leave_nothing_behind_an_empty_cache", |fake| {
@@ -477,7 +485,7 @@ fn streams_that_come_and_go_leave_nothing_behind_an_empty_cache() {
         let cuda = program();
         bind(&cuda);
         let door = of(0, c"growth=exact".as_ptr()).expect("an allocator");
-        // So that no handle comes back, which would be the end of the one before.
+        // So that no handle is reused, which would show that the stream before has ended.
         let mut kept = Vec::new();
         let pools = || door.stats().matches("\"closed\":").count();
         for n in 1..=400 {
@@ -490,21 +498,21 @@ fn streams_that_come_and_go_leave_nothing_behind_an_empty_cache() {
                 assert!(pools() <= 80, "{n} streams, {} pools", pools());
             }
         }
-        assert_eq!((untold(), fake.verdict()), (0, None));
+        assert_eq!((unreported(), fake.verdict()), (0, None));
     });
 }
 
-/// What a destroyed allocator is asked for, `PyTorch`'s functions count.
+/// `PyTorch`'s functions count a call for a destroyed allocator as failed.
 #[test]
 fn a_destroyed_allocator_of_pytorchs_has_no_limit_and_no_name() {
     alone("later::a_destroyed_allocator_of_pytorchs_has_no_limit_and_no_name", |_fake| {
         let fraction = function::<extern "C" fn(f64, c_int)>("millpond_torch_memory_fraction");
         let door = of(0, null()).expect("an allocator");
         fraction(0.5, 0);
-        assert_eq!(untold(), 0);
+        assert_eq!(unreported(), 0);
         door.destroy();
         fraction(0.5, 0);
-        assert_eq!(untold(), 1, "its limit was set");
+        assert_eq!(unreported(), 1, "its limit was set");
         assert!(last().contains("destroyed"), "{}", last());
         assert_eq!(of(0, null()).err(), Some(UNKNOWN_ALLOCATOR));
         let s = stream(&program());
@@ -516,7 +524,7 @@ fn a_destroyed_allocator_of_pytorchs_has_no_limit_and_no_name() {
     });
 }
 
-/// A handle that was declared, whose stream cannot be asked just now who it is: the answer is no "yes".
+/// A declared handle whose stream id cannot be queried at the moment: a second declaration fails and does not return OK.
 #[test]
 fn a_declaration_that_cannot_be_looked_at_is_a_code() {
     alone("later::a_declaration_that_cannot_be_looked_at_is_a_code", |fake| {
@@ -535,10 +543,10 @@ fn a_declaration_that_cannot_be_looked_at_is_a_code() {
     });
 }
 
-/// Of a random program.
+/// Steps of a random program.
 const STEPS: usize = 400;
 
-/// A stream of a random program: whether it captures, and whether it was named while it did, so that it has to live.
+/// A stream of a random program: whether it captures, and whether it was recorded while it did, so that it must not be destroyed.
 struct Drawn {
     stream: GpuStream,
     device: usize,
@@ -546,8 +554,8 @@ struct Drawn {
     stays: bool,
 }
 
-/// Random programs of blocks that streams of both devices read, are told of, capture, end and come back with old handles: no bytes have their next owner under
-/// a reader, no pointer is given out twice, and at rest nothing is left.
+/// Random programs of blocks that streams of both devices read. Uses are recorded, streams capture, end, and new ones get their handles. No bytes get
+/// their next owner while they are read, no pointer is handed out twice, and nothing is left at the end.
 fn random(fake: &super::Fake, pair: &Pair, seed: u64) {
     let mut state = seed;
     let mut draw = move |below: usize| {
@@ -558,7 +566,7 @@ fn random(fake: &super::Fake, pair: &Pair, seed: u64) {
         |device: usize| Drawn { stream: stream(&pair.cudas[device]), device, captures: false, stays: false };
     let mut streams = [1, 1, 1, 0].map(new);
     let mut blocks: Vec<*mut c_void> = Vec::new();
-    // Where readers put what they read, each its own: nothing can be had beside a capture.
+    // Where readers put what they read, a place each: nothing can be allocated during a capture.
     let alloc_own = function_of_driver::<extern "C" fn(*mut u64, usize) -> c_int>("cuMemAlloc_v2");
     let copy =
         function_of_driver::<extern "C" fn(u64, u64, usize, sys::CUstream) -> c_int>("cuMemcpyDtoDAsync_v2");
@@ -603,10 +611,10 @@ fn random(fake: &super::Fake, pair: &Pair, seed: u64) {
             5 if !d.stays => *d = new(d.device),
             6 | 7 if !blocks.is_empty() => {
                 let x = blocks.swap_remove(draw(blocks.len()));
-                let before = untold();
+                let before = unreported();
                 free(x, &pair.s);
                 freed += 1;
-                later += untold() - before;
+                later += unreported() - before;
             }
             8 if draw(8) == 0 => empty_cache(),
             _ => {}

@@ -1,4 +1,4 @@
-//! Allocators that come and go without an end, as many as a process can have, and one more.
+//! Allocators that are created and ended any number of times; as many at once as a process can have, and one more.
 
 use super::{BAD_ARGUMENT, Door, MIB, NO_DEVICE, OK, UNKNOWN_ALLOCATOR, alone, last, program, stream};
 use pond::driver::Fences as _;
@@ -11,12 +11,12 @@ fn one_allocator_too_many_is_a_code_and_costs_nothing() {
         let s = stream(&cuda);
         let first = Door::new("");
         let x = first.alloc(MIB, &s);
-        // One that cannot be made takes no place.
+        // An allocator that cannot be created takes no place.
         for _ in 0..8 {
             assert_eq!(Door::on(7, "").err(), Some(NO_DEVICE));
             assert_eq!(Door::on(0, "policy=best").err(), Some(BAD_ARGUMENT));
         }
-        // An ended one has its place while something of it is alive, and no longer, however it ended.
+        // An ended allocator keeps its place only while some of its memory is alive, however it ended.
         let ended = Door::new("");
         let y = ended.alloc(MIB, &s);
         ended.destroy();
@@ -36,17 +36,17 @@ fn one_allocator_too_many_is_a_code_and_costs_nothing() {
             assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT));
             assert!(last().contains("this process has 4096 allocators"), "{}", last());
             assert!(last().contains("make one a device and keep it"), "{}", last());
-            assert!(n == 0 || fake.calls_total() == calls, "nothing is made that could be left");
+            assert!(n == 0 || fake.calls_total() == calls, "the call stops before it calls the driver");
         }
-        // Its memory is freed, and there is a place.
+        // Its memory is freed, and its place is free.
         assert_eq!(ended.free_on(y, &s), OK);
         cuda.synchronize_device().expect("waited");
         let next = Door::new("");
         assert_eq!(Door::on(0, "").err(), Some(BAD_ARGUMENT));
         next.destroy();
         assert_eq!(next.one("millpond_destroy"), UNKNOWN_ALLOCATOR);
-        assert_eq!(next.one("millpond_synchronize"), OK, "it can still be asked");
-        // The others are as they were.
+        assert_eq!(next.one("millpond_synchronize"), OK, "an ended allocator still accepts this");
+        // The other allocators have not changed.
         assert_eq!(open[0].free_on(x, &s), OK);
         for door in &open {
             door.destroy();
@@ -55,7 +55,7 @@ fn one_allocator_too_many_is_a_code_and_costs_nothing() {
     });
 }
 
-/// The name of one that ended is never another's: it is a code for ever, and its memory's names stay its own.
+/// The number of an ended allocator is never reused: it is an error for ever, and memory is never taken for another allocator's.
 #[test]
 fn names_are_never_given_twice() {
     alone("most::names_are_never_given_twice", |fake| {
@@ -66,7 +66,7 @@ fn names_are_never_given_twice() {
         first.destroy();
         for _ in 0..10_000 {
             let door = Door::new("");
-            assert!(names.insert(door.0), "{} was another's", door.0);
+            assert!(names.insert(door.0), "{} was used before", door.0);
             let x = door.alloc(MIB, &s);
             assert_eq!(kept.free_on(x, &s), super::WRONG_ALLOCATOR);
             assert_eq!(door.free_on(x, &s), OK);

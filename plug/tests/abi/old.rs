@@ -1,5 +1,5 @@
 //! Drivers that lack a function. Without stream ids, as before CUDA 12, a stream is known by its handle, and only if it was declared permanent.
-//! Without an event of the whole context, as before CUDA 12.5, what was freed with unknown users is known to be over by a wait alone.
+//! Without an event of the whole context, as before CUDA 12.5, only a wait shows that memory freed with unknown users is complete.
 
 use super::{CAPTURING, Door, MIB, OK, OUT_OF_MEMORY, alone_on, bind, function, function_of_driver, last};
 use super::{program, read, stream, write};
@@ -15,7 +15,7 @@ const DRIVER: c_int = 8;
 /// The calling thread's default stream.
 const PER_THREAD: usize = 2;
 
-/// The stand-in without that one function: its name is spoilt where the loader looks it up.
+/// A copy of the stand-in without one function: its name is overwritten where the loader looks it up.
 fn without(name: &str, whole: PathBuf, test: &str) -> PathBuf {
     let mut bytes = std::fs::read(whole).expect("the stand-in");
     let name = format!("\0{name}\0").into_bytes();
@@ -57,7 +57,7 @@ fn handle(s: &GpuStream) -> usize {
     s.handle().addr()
 }
 
-/// t reads behind what s holds.
+/// t reads after the work on s.
 fn read_behind(cuda: &Cuda, x: *mut c_void, s: &GpuStream, t: &GpuStream) {
     let event = cuda.create_event().expect("an event");
     cuda.record(&event, s).expect("recorded");
@@ -65,13 +65,13 @@ fn read_behind(cuda: &Cuda, x: *mut c_void, s: &GpuStream, t: &GpuStream) {
     read(cuda, t, x, BYTES);
 }
 
-/// s writes, t reads behind that.
+/// s writes, then t reads.
 fn written_and_read(cuda: &Cuda, x: *mut c_void, s: &GpuStream, t: &GpuStream) {
     write(cuda, s, x, BYTES, 1);
     read_behind(cuda, x, s, t);
 }
 
-/// s writes, t reads, all in `named` are named at the free, and the bytes are another one's: what the oracle says.
+/// s writes, t reads, the free names the streams in `named`, and the bytes get their next owner: the oracle's verdict.
 fn freed_after(fake: &super::Fake, named: impl FnOnce(usize, usize) -> Vec<usize>) -> Option<String> {
     let cuda = program();
     bind(&cuda);
@@ -82,7 +82,7 @@ fn freed_after(fake: &super::Fake, named: impl FnOnce(usize, usize) -> Vec<usize
     written_and_read(&cuda, x, &s, &t);
     assert_eq!(free_after(door, x, &named(handle(&s), handle(&t))), OK, "{}", last());
     let y = door.alloc(BYTES, &s);
-    assert_eq!(y, x, "the same bytes, or nothing is shown");
+    assert_eq!(y, x, "without the same bytes the test shows nothing");
     write(&cuda, &s, y, BYTES, 2);
     assert_eq!(door.free(y), OK);
     door.destroy();
@@ -95,15 +95,15 @@ fn a_free_after_is_behind_all_that_it_names() {
         assert_eq!(freed_after(fake, |s, t| vec![s, t, 0, PER_THREAD]), None);
         assert_eq!(freed_after(fake, |_, t| vec![t]), None);
         let verdict = freed_after(fake, |s, _| vec![s, 0]);
-        assert!(verdict.is_some(), "a use that nobody named is caught, or the rest shows nothing");
+        assert!(verdict.is_some(), "a use that was not named must be reported, or the rest shows nothing");
     });
 }
 
-/// A stream that was not declared is refused, whoever has its handle: it is never taken for the one that had it. What was recorded of the
-/// others stays, and nothing was freed.
+/// A stream that was not declared is refused: it is never taken for the one that had its handle before. What was recorded of the other
+/// streams stays, and nothing is freed.
 #[test]
-fn a_handle_that_comes_back_is_nobodys() {
-    alone_without_ids("old::a_handle_that_comes_back_is_nobodys", |fake| {
+fn a_handle_that_comes_back_is_another_streams() {
+    alone_without_ids("old::a_handle_that_comes_back_is_another_streams", |fake| {
         let cuda = program();
         bind(&cuda);
         let (s, t, door) = (stream(&cuda), stream(&cuda), Door::new("limit=2MiB,growth=exact"));
@@ -122,7 +122,7 @@ fn a_handle_that_comes_back_is_nobodys() {
         assert_eq!(handle(&v), first, "the handle is another stream's now");
         assert_eq!(free_after(door, x, &[handle(&v)]), DRIVER);
         assert!(is_live(door, x));
-        // Who captures is seen before anything is recorded, declared or not.
+        // A capture is seen before anything is recorded, whether the stream was declared or not.
         let begin =
             function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
         let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
@@ -133,14 +133,14 @@ fn a_handle_that_comes_back_is_nobodys() {
             assert_eq!(begin(captured.handle(), 2), 0);
             assert_eq!(free_after(door, x, &[handle(&s), handle(captured)]), CAPTURING);
             assert!(is_live(door, x));
-            assert_eq!(end(captured.handle(), &raw mut graph), 0, "it lives");
+            assert_eq!(end(captured.handle(), &raw mut graph), 0, "the capture lives");
         }
-        // Declared, the new one is as good as any.
+        // Once it is declared, the new stream can be named like any other.
         door.declare_permanent(&v);
         read_behind(&cuda, x, &s, &v);
         assert_eq!(free_after(door, x, &[handle(&v)]), OK, "{}", last());
         let y = door.alloc(BYTES, &s);
-        assert_eq!(y, x, "the same bytes, or nothing is shown");
+        assert_eq!(y, x, "without the same bytes the test shows nothing");
         write(&cuda, &s, y, BYTES, 2);
         assert_eq!(door.free(y), OK);
         door.destroy();
@@ -148,17 +148,17 @@ fn a_handle_that_comes_back_is_nobodys() {
     });
 }
 
-/// Each thread's default stream has the same handle, and is known by its thread: what one freed behind its own is not ordered behind
-/// another's.
+/// Each thread's default stream has the same handle, and is known by its thread: what one thread freed on its own stream is not taken
+/// to be ordered before another thread's.
 #[test]
-fn default_streams_of_threads_are_told_apart() {
-    alone_without_ids("old::default_streams_of_threads_are_told_apart", |fake| {
+fn default_streams_of_threads_are_distinguished() {
+    alone_without_ids("old::default_streams_of_threads_are_distinguished", |fake| {
         let cuda = program();
         bind(&cuda);
-        let (s, door) = (stream(&cuda), Door::new("limit=2MiB,growth=exact"));
+        let (s, door) = (stream(&cuda), Door::new("limit=2MiB,growth=exact,reuse=waits"));
         door.declare_permanent(&s);
         for n in 0..6 {
-            // Of a thread that ends at once, so that its number may come back.
+            // On a thread that ends at once, so that its number may be reused.
             let turn = || {
                 bind(&cuda);
                 let own = cuda.per_thread_stream().expect("a stream");
@@ -179,11 +179,11 @@ fn default_streams_of_threads_are_told_apart() {
     });
 }
 
-/// No request waits for the whole device in its place, whether captures are expected or not: it comes back at a synchronise. A capture beside all other
-/// calls lives.
+/// No request waits for the whole device instead, whether captures are expected or not: the memory comes back at a synchronise. A capture during all
+/// other calls survives.
 #[test]
-fn what_nobody_knows_whom_freed_comes_back_at_a_synchronise_without_events_of_the_context() {
-    let test = "old::what_nobody_knows_whom_freed_comes_back_at_a_synchronise_without_events_of_the_context";
+fn what_unknown_streams_used_comes_back_at_a_synchronise_without_events_of_the_context() {
+    let test = "old::what_unknown_streams_used_comes_back_at_a_synchronise_without_events_of_the_context";
     let made = |whole| without("cuCtxRecordEvent", whole, test);
     alone_on(test, made, |fake| {
         let cuda = program();
@@ -201,12 +201,12 @@ fn what_nobody_knows_whom_freed_comes_back_at_a_synchronise_without_events_of_th
             assert_eq!(begin(u.handle(), 2), 0);
             let synchronised = fake.calls("cuCtxSynchronize");
             assert_eq!([door.free_unknown(x), door.trim()], [OK; 2]);
-            assert_eq!(door.try_alloc(BYTES, &s).err(), Some(OUT_OF_MEMORY), "it is nobody's");
-            assert_eq!(end(u.handle(), &raw mut graph), 0, "it lives");
+            assert_eq!(door.try_alloc(BYTES, &s).err(), Some(OUT_OF_MEMORY), "it is held back");
+            assert_eq!(end(u.handle(), &raw mut graph), 0, "the capture lives");
             assert_eq!((fake.calls("cuCtxRecordEvent"), fake.calls("cuCtxSynchronize")), (0, synchronised));
             assert_eq!((door.one("millpond_synchronize"), door.held_back()), (OK, 0));
             let y = door.alloc(BYTES, &t);
-            assert_eq!(y, x, "the same bytes, or nothing is shown");
+            assert_eq!(y, x, "without the same bytes the test shows nothing");
             write(&cuda, &t, y, BYTES, 2);
             assert_eq!(door.free(y), OK);
             door.destroy();

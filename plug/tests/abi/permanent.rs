@@ -1,4 +1,4 @@
-//! Streams that are declared permanent: after their first use, and falsely.
+//! Streams that are declared permanent after their first use, and streams that are declared permanent and destroyed nevertheless.
 
 use super::{CAPTURING, Door, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver};
 use super::{last, program, stream, write};
@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// A declaration counts from then on, in every allocator of the device: what was held back until then goes back with no synchronise.
+/// A declaration counts from then on, in every allocator of the device: what was held back until then goes back without a synchronise.
 #[test]
 fn a_stream_may_be_declared_after_its_first_use() {
     alone("permanent::a_stream_may_be_declared_after_its_first_use", |fake| {
@@ -19,20 +19,20 @@ fn a_stream_may_be_declared_after_its_first_use() {
             write(&cuda, &s, x, MIB, 1);
             assert_eq!(door.free(x), OK);
             assert_eq!(door.trim(), OK);
-            assert!(door.held_back() >= MIB as u64, "nobody can mark it");
+            assert!(door.held_back() >= MIB as u64, "no call may mark it");
         }
         door.declare_permanent(&s);
         for door in [door, other] {
-            assert_eq!(door.held_back(), 0, "anybody can");
+            assert_eq!(door.held_back(), 0, "any call may mark it");
             assert_eq!(door.trim(), OK);
             assert_eq!(door.stat("reserved"), 0);
-            // And it is marked no more at each free that names it.
+            // A free that names it does not mark it any more.
             let x = door.alloc(MIB, &s);
             let marked = fake.calls("cuEventRecord");
             assert_eq!(door.free_on(x, &s), OK);
             assert_eq!(fake.calls("cuEventRecord"), marked);
         }
-        // It can be asked whether it captures, too, by a call that does not name it.
+        // A call that does not name it may check whether it captures, too.
         let begin =
             function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
         let end = function_of_driver::<extern "C" fn(sys::CUstream, *mut sys::CUgraph) -> c_int>(
@@ -41,7 +41,7 @@ fn a_stream_may_be_declared_after_its_first_use() {
         assert_eq!(begin(s.handle(), 2), 0);
         assert_eq!([door, other].map(|door| door.one("millpond_synchronize")), [CAPTURING; 2]);
         let mut graph = null_mut();
-        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture lives");
         for door in [door, other] {
             door.destroy();
         }
@@ -49,8 +49,8 @@ fn a_stream_may_be_declared_after_its_first_use() {
     });
 }
 
-/// Declared permanent and destroyed: what was freed there is lost, and nothing else. Others at the limit have their own, whoever
-/// holds it at the moment, and what nobody knows whom used; a trim gives it back.
+/// A stream is declared permanent and destroyed: what was freed there is lost, and nothing else. At the limit other streams get the rest,
+/// whichever pool has it at the moment, and memory freed with unknown users; a trim gives it back.
 #[test]
 fn a_stream_that_was_to_last_and_did_not_takes_no_others_memory() {
     alone("permanent::a_stream_that_was_to_last_and_did_not_takes_no_others_memory", |fake| {
@@ -58,8 +58,8 @@ fn a_stream_that_was_to_last_and_did_not_takes_no_others_memory() {
     });
 }
 
-/// The same where nothing captures, and a marker of all the context is what shows that unknown users are done: a stream that is gone
-/// is asked in vain, and does not keep it from being made.
+/// The same where no captures are expected, and a context-wide marker shows that unknown users are complete: the check of a stream that
+/// is gone fails, and does not keep the marker from being made.
 #[test]
 fn a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers() {
     alone("permanent::a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers", |fake| {
@@ -70,7 +70,7 @@ fn a_stream_that_was_to_last_and_did_not_leaves_context_wide_markers() {
 fn beside_one_that_is_gone(fake: &super::Fake, captures: &str) {
     let cuda = program();
     bind(&cuda);
-    // Where nobody is made to wait for others, memory changes hands when the host has waited for it.
+    // No stream is made to wait for another one, so memory migrates after the host has waited for it.
     let options = format!("limit=6MiB,growth=exact,wait_ms=1000,reuse=ordered,captures={captures}");
     let door = Door::new(&options);
     let [s, t, u] = [(); 3].map(|()| stream(&cuda));
@@ -89,12 +89,16 @@ fn beside_one_that_is_gone(fake: &super::Fake, captures: &str) {
         write(&cuda, stream, x, 2 * MIB, n);
         assert_eq!([door.free_unknown(x), door.free(y)], [OK; 2]);
         if captures == "expected" {
-            // What nobody knows whom used is held back until then.
+            // Memory freed with unknown users is held back until then.
             assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
         }
     }
-    assert_eq!(door.try_alloc(5 * MIB, &t), Err(OUT_OF_MEMORY), "and not that a stream is gone");
-    // Or by the last synchronise what lies there is known to be over.
+    assert_eq!(
+        door.try_alloc(5 * MIB, &t),
+        Err(OUT_OF_MEMORY),
+        "and not an error of the stream that is gone"
+    );
+    // With captures expected, the last synchronise has shown that all uses there are complete.
     assert!(captures == "expected" || last().contains("passed over"), "{}", last());
     let z = door.alloc(2 * MIB, &t);
     write(&cuda, &t, z, 2 * MIB, 1);
@@ -103,7 +107,7 @@ fn beside_one_that_is_gone(fake: &super::Fake, captures: &str) {
     assert_eq!(fake.verdict(), None);
 }
 
-/// All is idle, and one stream that was to last is gone: a trim gives everything back, and then a request for all of it is served.
+/// Everything is idle, and a stream that was declared permanent is gone: a trim gives everything back, and then a request for all of it is served.
 #[test]
 fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
     alone("permanent::a_trim_passes_over_a_stream_that_was_to_last_and_did_not", |fake| {
@@ -119,7 +123,7 @@ fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
         assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
         assert_eq!(door.trim(), OK, "{}", last());
         assert_eq!(door.stat("reserved"), 0);
-        // And a request at the limit says what a trim would bring, and no driver's error.
+        // A request at the limit says what a trim would free, and returns no driver error.
         assert_eq!(door.free_unknown(door.alloc(2 * MIB, &t)), OK);
         assert_eq!(door.try_alloc(6 * MIB, &t), Err(OUT_OF_MEMORY), "{}", last());
         assert!(last().contains("a trim would free 2.00 MiB"), "{}", last());
@@ -130,7 +134,7 @@ fn a_trim_passes_over_a_stream_that_was_to_last_and_did_not() {
     });
 }
 
-/// At the limit a capture by other code is in the way: out of memory, which callers look for, in words that name the capture.
+/// At the limit a capture by other code keeps memory from being used: the error is out of memory, which callers handle, and names the capture.
 #[test]
 fn a_capture_in_the_way_is_out_of_memory_with_its_name() {
     alone("permanent::a_capture_in_the_way_is_out_of_memory_with_its_name", |fake| {
@@ -157,17 +161,17 @@ fn a_capture_in_the_way_is_out_of_memory_with_its_name() {
         let free = function::<extern "C" fn(u32, *mut c_void) -> c_int>("millpond_free_pinned");
         assert_eq!(free(door.0, pinned), OK);
         assert_eq!(begin(s.handle(), 2), 0);
-        assert_eq!(alloc_pinned(door.0, MIB, &raw mut pinned), OUT_OF_MEMORY, "and it does not hang");
+        assert_eq!(alloc_pinned(door.0, MIB, &raw mut pinned), OUT_OF_MEMORY, "it returns and does not hang");
         assert_eq!(door.try_alloc(4 * MIB, &t), Err(OUT_OF_MEMORY));
         assert!(last().contains("is capturing a graph"), "{}", last());
         assert_eq!(door.trim(), OK);
         let stats = door.stats();
         let held_back = || stats.split("\"held_back\":").skip(1);
-        // Of each pool, of the pinned memory that s reads, and of all.
+        // Those of each pool, of the pinned memory that s reads, and of the total.
         assert!(held_back().count() > 2 && held_back().all(|n| n.starts_with("0,")), "{stats}");
-        assert_eq!(door.one("millpond_synchronize"), CAPTURING, "nor does this bring it back");
+        assert_eq!(door.one("millpond_synchronize"), CAPTURING, "a synchronise does not give it back either");
         let mut graph = null_mut();
-        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture lives");
         let y = door.alloc(4 * MIB, &t);
         write(&cuda, &t, y, 4 * MIB, 2);
         assert_eq!(door.free(y), OK);

@@ -1,4 +1,4 @@
-//! Planted bugs that these tests find and no random program does, because none is drawn that makes such a mistake.
+//! Planted bugs that these tests find and random programs do not, because no random program makes such a mistake.
 
 use super::remote;
 use pond::mutant::Bug;
@@ -8,9 +8,9 @@ const FINDERS: [(Bug, &str); 6] = [
     (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_at_once_one_frees_it"),
     (Bug::DoorHoldShared, "same::of_calls_that_name_one_pointer_of_a_permanent_stream_one_frees_it"),
     (Bug::DoorHoldShared, "same::of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it"),
-    (Bug::DoorElsewhereUnasked, "later::a_use_on_another_device_is_kept_whatever_fails"),
+    (Bug::DoorElsewhereUnqueried, "later::a_use_on_another_device_is_kept_whatever_fails"),
     (Bug::DoorElsewhereByHandle, "later::a_stream_is_not_taken_for_the_one_that_had_its_handle"),
-    (Bug::DoorPutOffShared, "later::what_is_freed_later_is_nobodys"),
+    (Bug::DoorPutOffShared, "later::what_is_freed_later_has_no_owner"),
 ];
 
 fn run(test: &str, bug: Option<Bug>) -> Output {
@@ -22,7 +22,7 @@ fn run(test: &str, bug: Option<Bug>) -> Output {
     command.output().expect("it runs")
 }
 
-/// `.ci/mutants` builds this.
+/// Built and run by `.ci/mutants`.
 #[test]
 fn every_bug_between_two_calls_is_found() {
     assert!(remote::path().is_some(), "the stand-in driver is not built");

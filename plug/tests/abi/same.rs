@@ -1,5 +1,5 @@
-//! Two threads name the same pointer at once, which is a program's mistake: one free of many is done, the others are codes, and what only
-//! looks or declares sees the allocation or is told that there is none. The bytes come back once, behind all that used them.
+//! Two threads name the same pointer at once, which is an error of the program: one free of many succeeds and the others return a code; a call that
+//! only looks it up or records a use sees the allocation or returns that there is none. The bytes come back once, after all their uses.
 
 use super::{
     Door, Fake, GIB, MIB, OK, UNKNOWN_POINTER, WRONG_ALLOCATOR, When, alone, bind, function, last, program,
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 
 const ROUNDS: usize = 8000;
-/// So many rounds are made by threads that are awake.
+/// How many rounds the threads make before they sleep at a barrier again.
 const ROW: usize = 16;
 const BYTES: usize = 4096;
 
-/// A call that names the pointer, by an allocator, and another stream's handle.
+/// A call on an allocator that names the pointer and the handle of another stream.
 type Call = fn(Door, *mut c_void, *mut c_void) -> c_int;
 
 fn free(door: Door, x: *mut c_void, _: *mut c_void) -> c_int {
@@ -48,7 +48,7 @@ fn find(door: Door, x: *mut c_void, _: *mut c_void) -> c_int {
 const FREES: [Call; 4] = [free, free_on, free_after, free_unknown];
 const LOOKS: [Call; 2] = [record_use, find];
 
-/// Who has it and panics ends the process, which is the test's own: the others would wait at a barrier for ever.
+/// A thread that panics while it holds this ends the process, which runs only this test: the others would wait at a barrier for ever.
 struct Together;
 
 impl Drop for Together {
@@ -59,8 +59,8 @@ impl Drop for Together {
     }
 }
 
-/// Each of these calls at once on as many threads, for one pointer after another: `before` gives each round's, and `after` has the answers.
-/// Threads that wait for each other sleep, [`ROW`] rounds long, and spin only until all of them are awake.
+/// Makes these calls at once, each on its own thread, for one pointer after another: `before` returns each round's pointer, and `after` gets the results.
+/// The threads sleep at a barrier once every [`ROW`] rounds, and then spin only until all of them are awake.
 fn at_once<R: Send + Copy + Default>(
     calls: &[&(dyn Fn(usize, *mut c_void) -> R + Sync)],
     mut before: impl FnMut(usize) -> *mut c_void,
@@ -94,7 +94,7 @@ fn at_once<R: Send + Copy + Default>(
                         let x = pointers[n].load(Ordering::Relaxed);
                         *came_to = call(first + n, without_provenance_mut(x));
                     }
-                    *answer.lock().expect("nothing went wrong") = came_to;
+                    *answer.lock().expect("no thread panicked") = came_to;
                     ends.wait();
                 }
             });
@@ -107,7 +107,7 @@ fn at_once<R: Send + Copy + Default>(
             begins.wait();
             ends.wait();
             let rows: Vec<[R; ROW]> =
-                answers.iter().map(|a| *a.lock().expect("nothing went wrong")).collect();
+                answers.iter().map(|a| *a.lock().expect("no thread panicked")).collect();
             for n in 0..ROW {
                 after(first + n, &rows.iter().map(|row| row[n]).collect::<Vec<R>>());
             }
@@ -115,8 +115,8 @@ fn at_once<R: Send + Copy + Default>(
     });
 }
 
-/// An allocation per round, written at home and read by another stream, which is declared, and whose bytes are written again by whoever gets
-/// them next, on either stream: what came back too early, or twice, is for the oracle or an assertion.
+/// One allocation per round: written on its home stream, read by another stream, whose use is recorded, and written again by the next owner, on either
+/// stream. What comes back too early, or twice, is found by the oracle or an assertion.
 fn judge(fake: &Fake, permanent: bool) {
     fake.reset(GIB, 2, When::Latest);
     let cuda = program();
@@ -145,7 +145,7 @@ fn judge(fake: &Fake, permanent: bool) {
             write(&cuda, &s, x, BYTES, 1);
             if round % 8 == 0 {
                 cuda.record(&event, &s).expect("marked");
-                cuda.wait(&t, &event).expect("behind it");
+                cuda.wait(&t, &event).expect("the wait is queued");
                 read(&cuda, &t, x, BYTES);
                 assert_eq!(door.record_use(x, &t), OK, "{}", last());
             }
@@ -162,8 +162,8 @@ fn judge(fake: &Fake, permanent: bool) {
             if round % ROW < ROW - 1 {
                 return;
             }
-            assert_eq!(door.stat("live"), 0, "round {round}: each was freed once");
-            // Two that are alive at once are never the same bytes.
+            assert_eq!(door.stat("live"), 0, "round {round}: each is freed once");
+            // Two live allocations never have the same bytes.
             let again = [door.alloc(BYTES, &s), door.alloc(BYTES, &t)];
             assert_ne!(again[0], again[1], "round {round}");
             write(&cuda, &s, again[0], BYTES, 2);
@@ -175,7 +175,7 @@ fn judge(fake: &Fake, permanent: bool) {
         },
     );
     println!(
-        "{both} rounds of two frees; beside one free the pointer was seen {seen} times, and {lost} times not"
+        "{both} rounds of two frees; during a free the pointer was found {seen} times, and {lost} times not"
     );
     assert!(both > ROUNDS / 4 && seen > 0 && lost > 0, "{both}, {seen}, {lost}");
     assert_eq!(fake.verdict(), None);
@@ -199,7 +199,7 @@ fn of_calls_that_name_one_pointer_of_a_permanent_stream_one_frees_it() {
     });
 }
 
-/// `PyTorch`'s functions have no codes: of two frees one is done, and the other counts as a call that nobody was told of.
+/// `PyTorch`'s functions return no codes: of two frees one succeeds, and the other is counted as a failed call.
 #[test]
 fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
     type Allocator = extern "C" fn(c_int, *const std::ffi::c_char, *mut u32) -> c_int;
@@ -214,14 +214,14 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
         let mut number = 0;
         assert_eq!(function::<Allocator>("millpond_torch_allocator")(0, c"".as_ptr(), &raw mut number), OK);
         let door = Door(number);
-        let untold = || function::<extern "C" fn() -> u64>("millpond_torch_untold")();
+        let unreported = || function::<extern "C" fn() -> u64>("millpond_torch_untold")();
         let (home, away) = (s.handle().addr(), t.handle().addr());
         let handle = |addr: usize| without_provenance_mut::<c_void>(addr);
         let first = |_: usize, x| {
             function::<Free>("millpond_torch_free")(x, BYTES, 0, handle(home));
             true
         };
-        // Whether it saw the allocation.
+        // Returns whether the call found the allocation.
         let second = |round: usize, x: *mut c_void| match round / ROW % 3 {
             0 => first(round, x),
             1 => {
@@ -237,13 +237,13 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
         };
         let (before, looks) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
         let mut unseen = [0; 3];
-        // On a busy machine the second call may come first, or last, in every round of a kind: then there are more rounds.
+        // On a busy machine the second call may come first, or last, in every round of a kind: then there are more rounds, 20 times at most.
         for _ in 0..20 {
             at_once::<bool>(
                 &[&first, &second],
                 |round| {
                     if round % ROW == 0 {
-                        before.set(untold());
+                        before.set(unreported());
                         looks.set(0);
                     }
                     let x = function::<Alloc>("millpond_torch_alloc")(BYTES, 0, s.handle().cast());
@@ -256,19 +256,19 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
                     if round % ROW < ROW - 1 {
                         return;
                     }
-                    let more = untold() - before.get();
+                    let more = unreported() - before.get();
                     match round / ROW % 3 {
                         0 => {
                             assert_eq!(
                                 more, ROW as u64,
-                                "round {round}: one of two frees has nobody to tell"
+                                "round {round}: one of two frees is counted as failed"
                             );
                         }
                         1 => assert!(more <= ROW as u64, "round {round}: {more}"),
                         _ => assert_eq!(more, looks.get(), "round {round}: {saw:?}"),
                     }
                     unseen[round / ROW % 3] += more;
-                    assert_eq!(door.stat("live"), 0, "round {round}: each was freed once");
+                    assert_eq!(door.stat("live"), 0, "round {round}: each is freed once");
                     if round % (8 * ROW) == 8 * ROW - 1 {
                         assert_eq!(door.one("millpond_synchronize"), OK, "{}", last());
                     }
@@ -278,7 +278,7 @@ fn of_pytorchs_calls_that_name_one_pointer_at_once_one_frees_it() {
                 break;
             }
         }
-        println!("told nobody: {unseen:?} of two frees, of a use and of a look beside a free");
+        println!("counted as failed: {unseen:?} of two frees, of a use and of a lookup during a free");
         assert!(unseen.iter().all(|n| *n > 0), "{unseen:?}");
         assert!(door.stat("reserved") <= 8 * MIB as u64);
         assert_eq!(fake.verdict(), None);

@@ -1,5 +1,5 @@
-//! Threads that come and go, each on its own default stream: no call announces that one ends, and what it freed serves others
-//! nevertheless.
+//! Threads that come and go, each on its own default stream: no call announces that a thread ends, and the memory that it freed
+//! is reused nevertheless.
 
 use super::{
     Door, Fake, GIB, MIB, OK, OUT_OF_MEMORY, When, alone, bind, function, function_of_driver, last, program,
@@ -28,7 +28,7 @@ fn write(ptr: *mut c_void, bytes: usize, value: u8) {
     assert_eq!(set(ptr.addr() as u64, value, bytes, own().cast()), 0, "queued");
 }
 
-/// Runs on a thread of its own, whose end has come when this returns.
+/// Runs on a new thread, which has ended when this returns.
 fn thread(body: impl FnOnce(&Cuda) + Send + 'static) {
     let run = move || {
         let cuda = program();
@@ -38,7 +38,7 @@ fn thread(body: impl FnOnce(&Cuda) + Send + 'static) {
     std::thread::spawn(run).join().expect("it ends well");
 }
 
-/// How often a stream was marked, and asked who it is.
+/// How often streams were marked, and their ids queried.
 fn touched() -> [u64; 2] {
     let calls = function_of_driver::<extern "C" fn(*const c_char) -> u64>("millpond_fake_calls");
     [c"cuEventRecord", c"cuStreamGetId"].map(|call| calls(call.as_ptr()))
@@ -48,17 +48,17 @@ fn pools(door: Door) -> usize {
     door.stats().matches("\"closed\":").count()
 }
 
-/// Plain frees, work pending, nothing declared, and no synchronise.
+/// Plain frees with work pending; no stream is declared, and there is no synchronise.
 #[test]
 fn what_ended_threads_freed_serves_others() {
     alone("threads::what_ended_threads_freed_serves_others", |fake| {
-        // A device that does at once what it is given: what is held is held by nobody.
+        // This device runs all work at once, so no reserved memory has a pending use.
         fake.reset(GIB, 2, When::Earliest);
         let door = Door::new("");
         let other = Door::new("");
         for n in 0..512_u32 {
             thread(move |_| {
-                // Two allocators, one after the other: a thread's stream is met in each.
+                // Two allocators in turns: a thread's stream has a pool in each.
                 for door in [door, other, door] {
                     let x = alloc(door, 4096);
                     write(x, 4096, n as u8);
@@ -68,7 +68,7 @@ fn what_ended_threads_freed_serves_others() {
         }
         for door in [door, other] {
             let taken = door.stat("reserved");
-            assert!(taken <= 64 * MIB as u64, "{taken} bytes for nothing that is alive");
+            assert!(taken <= 64 * MIB as u64, "{taken} bytes are reserved and none are live");
             assert!(pools(door) <= 33, "{} pools", pools(door));
             assert_eq!(door.held_back(), 0);
         }
@@ -79,7 +79,7 @@ fn what_ended_threads_freed_serves_others() {
     });
 }
 
-/// On a device that is as late as it may be, at the limit: behind a wait.
+/// At the limit, on a device that runs as late as it may, a request gets that memory behind a wait.
 #[test]
 fn what_an_ended_thread_freed_is_waited_for() {
     alone("threads::what_an_ended_thread_freed_is_waited_for", |fake| {
@@ -96,7 +96,7 @@ fn what_an_ended_thread_freed_is_waited_for() {
     });
 }
 
-/// What is alive when its thread ends is freed by another one: it is held back, and given back by a synchronise.
+/// A block that is alive when its thread ends is freed by another thread: it is held back, and a synchronise gives it back.
 #[test]
 fn what_outlives_its_thread_is_freed_by_others() {
     alone("threads::what_outlives_its_thread_is_freed_by_others", |fake| {
@@ -106,7 +106,7 @@ fn what_outlives_its_thread_is_freed_by_others() {
             let (x, y) = (alloc(door, 3 * MIB), alloc(door, MIB));
             write(x, 3 * MIB, 1);
             assert_eq!(door.free(y), OK);
-            send.send(x.addr()).expect("somebody listens");
+            send.send(x.addr()).expect("the receiver is there");
         });
         assert_eq!(door.held_back(), 0, "y was marked");
         let x = receive.recv().expect("it was sent");
@@ -117,8 +117,8 @@ fn what_outlives_its_thread_is_freed_by_others() {
     });
 }
 
-/// A thread that ends in a capture of its own stream: nobody asks or marks that stream, and what it freed waits for a
-/// synchronise. A capture of another thread's lives beside the end of any.
+/// A thread ends while its own stream captures: that stream is neither queried nor marked, and what it freed waits for a synchronise. A
+/// capture on another stream survives the end of a thread.
 #[test]
 fn a_threads_end_leaves_captures_alone() {
     alone("threads::a_threads_end_leaves_captures_alone", |fake| {
@@ -134,9 +134,13 @@ fn a_threads_end_leaves_captures_alone() {
             let begin =
                 function_of_driver::<extern "C" fn(sys::CUstream, c_int) -> c_int>("cuStreamBeginCapture_v2");
             assert_eq!(begin(own().cast(), 2), 0);
-            send.send(touched()).expect("somebody listens");
+            send.send(touched()).expect("the receiver is there");
         });
-        assert_eq!(receive.recv().expect("it was sent"), touched(), "neither asked who it is nor marked");
+        assert_eq!(
+            receive.recv().expect("it was sent"),
+            touched(),
+            "its id is not queried, and it is not marked"
+        );
         assert!(door.held_back() > 0, "so it could not be marked");
         let cuda = program();
         bind(&cuda);
@@ -144,13 +148,13 @@ fn a_threads_end_leaves_captures_alone() {
         assert_eq!(begin(s.handle(), 2), 0);
         thread(move |_| assert_eq!(door.free(alloc(door, MIB)), OK));
         let mut graph = null_mut();
-        assert_eq!(end(s.handle(), &raw mut graph), 0, "it lives");
+        assert_eq!(end(s.handle(), &raw mut graph), 0, "the capture lives");
         assert!(!graph.is_null());
         assert_eq!(fake.verdict(), None);
     });
 }
 
-/// A destroy lets go of what its thread remembers; what others do goes with them.
+/// A destroy drops what its own thread remembers of streams; what other threads remember is dropped when they end.
 #[test]
 fn a_destroyed_allocator_leaves_no_events() {
     alone("threads::a_destroyed_allocator_leaves_no_events", |fake| {
@@ -169,14 +173,14 @@ fn a_destroyed_allocator_leaves_no_events() {
         let other = std::thread::spawn(move || {
             bind(&program());
             assert_eq!(door.free(alloc(door, MIB)), OK);
-            destroy.0.send(()).expect("somebody listens");
+            destroy.0.send(()).expect("the receiver is there");
             destroyed.1.recv().expect("it was sent");
         });
         destroy.1.recv().expect("it was sent");
         assert!(events() > before);
         door.destroy();
         assert!(events() <= before + 2, "{} for the other thread's stream", events() - before);
-        destroyed.0.send(()).expect("somebody listens");
+        destroyed.0.send(()).expect("the receiver is there");
         other.join().expect("it ends well");
         let next = Door::new("");
         assert_eq!(next.one("millpond_synchronize"), OK);
@@ -185,7 +189,7 @@ fn a_destroyed_allocator_leaves_no_events() {
     });
 }
 
-/// A thread that ends when the driver is gone, as at the end of a process: nothing happens.
+/// A thread ends after the driver has shut down, as at the end of a process: nothing happens.
 #[test]
 fn a_threads_end_behind_the_drivers_is_quiet() {
     alone("threads::a_threads_end_behind_the_drivers_is_quiet", |fake| {
@@ -199,8 +203,8 @@ fn a_threads_end_behind_the_drivers_is_quiet() {
     });
 }
 
-/// What threads that came and went leave for others: driver calls of the next one's first request and free, of the next request at home,
-/// and of the end; pools; bytes taken before the end.
+/// What ended threads leave for others: driver calls of the next thread's first request and free, of its next request, and of the
+/// allocator's end; pools; bytes reserved before the end.
 #[derive(Debug)]
 struct Left {
     first: u64,
@@ -233,7 +237,7 @@ fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
     let request = || assert_eq!(door.free(alloc(door, 4096)), OK);
     let (first, next) = (calls(&request), calls(&request));
     let (pools, taken) = (pools(door), door.stat("reserved"));
-    // Nobody waits for a device on which other code captures.
+    // A device on which other code captures must not be waited for.
     let end =
         calls(&|| assert_eq!(door.one(if captures { "millpond_release" } else { "millpond_destroy" }), OK));
     assert_eq!(
@@ -244,34 +248,37 @@ fn left_by(fake: &Fake, threads: u32, captures: bool) -> Left {
     Left { first, next, end, pools, taken }
 }
 
-/// Thousands are as a few, in driver calls, which hang on no clock, and in bytes. Where each thread ends in a capture of its own stream its
-/// memory is held back, a segment each, and costs the others' calls nothing.
+/// Thousands of threads cost no more than a few, in driver calls, which do not depend on time, and in bytes. If each thread ends while its own stream
+/// captures, its memory is held back, a segment each, and costs other threads' calls nothing.
 #[test]
 fn eight_thousand_threads_leave_no_more_than_five_hundred() {
     alone("threads::eight_thousand_threads_leave_no_more_than_five_hundred", |fake| {
         fake.reset(64 * GIB, 2, When::Earliest);
         let [few, many] = [500, 8000].map(|threads| left_by(fake, threads, false));
-        let told = format!("{few:?}, {many:?}");
-        assert!(few.first < 20 && few.next < 5 && few.end < 150, "{told}");
-        assert!(many.first <= few.first && many.next <= few.next && many.end <= few.end, "{told}");
-        assert!(many.taken <= few.taken && many.taken <= 4 * MIB as u64 && many.pools <= few.pools, "{told}");
+        let shown = format!("{few:?}, {many:?}");
+        assert!(few.first < 20 && few.next < 5 && few.end < 150, "{shown}");
+        assert!(many.first <= few.first && many.next <= few.next && many.end <= few.end, "{shown}");
+        assert!(
+            many.taken <= few.taken && many.taken <= 4 * MIB as u64 && many.pools <= few.pools,
+            "{shown}"
+        );
         let captured = [250, 2000].map(|threads| (threads, left_by(fake, threads, true)));
         for (threads, left) in &captured {
-            let told = format!("{threads} that end in captures: {left:?}");
-            assert!(left.first <= few.first && left.next <= few.next && left.end <= few.end, "{told}");
-            assert!(left.taken <= (u64::from(*threads) + 1) * 2 * MIB as u64, "{told}");
+            let shown = format!("{threads} that end in captures: {left:?}");
+            assert!(left.first <= few.first && left.next <= few.next && left.end <= few.end, "{shown}");
+            assert!(left.taken <= (u64::from(*threads) + 1) * 2 * MIB as u64, "{shown}");
         }
     });
 }
 
-/// When a thread destroys its own stream, which it remembers to its end.
+/// When a thread destroys the stream that it has made, and which it remembers until it ends.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Destroys {
     BeforeTheFree,
     BehindTheFree,
 }
 
-/// A thread with a stream of its own, which makes one request there. The code of that, and the words.
+/// A thread makes a stream and one request on it. Returns the request's code and the error message.
 fn with_a_stream(door: Door, destroys: Destroys, value: u8) -> (c_int, String) {
     let (send, receive) = std::sync::mpsc::channel();
     thread(move |_| {
@@ -286,7 +293,7 @@ fn with_a_stream(door: Door, destroys: Destroys, value: u8) -> (c_int, String) {
         let code = alloc(door.0, 4096, s.cast(), &raw mut x);
         if code != OK {
             assert_eq!(destroy(s), 0);
-            send.send((code, last())).expect("somebody listens");
+            send.send((code, last())).expect("the receiver is there");
             return;
         }
         assert_eq!(set(x.addr() as u64, value, 4096, s), 0);
@@ -297,33 +304,33 @@ fn with_a_stream(door: Door, destroys: Destroys, value: u8) -> (c_int, String) {
         if destroys == Destroys::BehindTheFree {
             assert_eq!(destroy(s), 0);
         }
-        send.send((OK, String::new())).expect("somebody listens");
+        send.send((OK, String::new())).expect("the receiver is there");
     });
     receive.recv().expect("it was sent")
 }
 
-/// Threads that end while they remember streams that they have destroyed: what each freed there nobody can mark, so a segment for each thread is held back, which
-/// the report says to the byte and the refusal of the request that finds none in words. A synchronise has all of it back.
+/// Threads end while they remember streams that they have destroyed. What each freed there cannot be marked, so a segment is held back for each
+/// thread. The report shows this to the byte, and so does the error of the first request that is refused. A synchronise gives all of it back.
 fn beyond_the_last_segment(fake: &Fake, destroys: Destroys) {
     fake.reset(GIB, 2, When::Latest);
     let door = Door::new("");
     let most = (GIB / (2 * MIB) as u64) as usize;
     for round in 0..2 {
         let mut served = 0;
-        let told = loop {
+        let refusal = loop {
             match with_a_stream(door, destroys, served as u8) {
                 (OK, _) => served += 1,
-                (code, told) => {
-                    assert_eq!(code, OUT_OF_MEMORY, "{told}");
-                    break told;
+                (code, refusal) => {
+                    assert_eq!(code, OUT_OF_MEMORY, "{refusal}");
+                    break refusal;
                 }
             }
-            assert!(served <= most, "{served} segments of 2 MiB are more than there are");
+            assert!(served <= most, "{served} segments of 2 MiB are more than the device has");
         };
-        assert_eq!(served, most, "{destroys:?}, {round}: {told}");
-        assert!(told.contains("held back"), "{told}");
-        assert_eq!((door.stat("live"), door.held_back()), (0, door.stat("reserved")), "{told}");
-        // That of the thread that was refused, and the sum.
+        assert_eq!(served, most, "{destroys:?}, {round}: {refusal}");
+        assert!(refusal.contains("held back"), "{refusal}");
+        assert_eq!((door.stat("live"), door.held_back()), (0, door.stat("reserved")), "{refusal}");
+        // Besides the pools of the served streams: that of the thread that was refused, and the total.
         assert!(pools(door) <= served + 3, "{} pools for {served} streams", pools(door));
         assert_eq!(door.one("millpond_synchronize"), OK);
         assert_eq!(door.held_back(), 0);
@@ -332,7 +339,7 @@ fn beyond_the_last_segment(fake: &Fake, destroys: Destroys) {
     door.destroy();
     assert_eq!(fake.verdict(), None);
     let (made, ended) = (fake.calls("cuEventCreate"), fake.calls("cuEventDestroy_v2"));
-    assert_eq!(made, ended, "events are left of threads that ended");
+    assert_eq!(made, ended, "ended threads have left events");
 }
 
 #[test]
@@ -349,7 +356,7 @@ fn threads_that_end_remember_streams_that_ended_behind_the_free() {
     });
 }
 
-/// Thousands of them are as a few, where the program says now and then that the device is quiet.
+/// Thousands of such threads leave no more than a few if the program calls a synchronise now and then.
 #[test]
 fn thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few() {
     alone("threads::thousands_of_threads_with_streams_that_ended_leave_no_more_than_a_few", |fake| {

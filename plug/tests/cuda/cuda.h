@@ -1,4 +1,4 @@
-/* The few declarations of the driver's header that plug/examples need, for machines without CUDA's. */
+/* The declarations of the driver's header that plug/examples needs, for machines without CUDA. */
 #ifndef MILLPOND_TESTS_CUDA_H
 #define MILLPOND_TESTS_CUDA_H
 #include <stddef.h>

@@ -1,13 +1,13 @@
-//! Figures in the text that `millpond_stats_json` writes, by their names. It does not know what they mean.
+//! Finds figures by their names in the text that `millpond_stats_json` writes. It does not know what they mean.
 
-/// The number behind the first field of this name; `None` for null.
+/// The number of the first field of this name; `None` for null.
 pub(crate) fn number(text: &str, name: &str) -> Option<u64> {
     let (_, rest) = text.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("{name} in {text}"));
     let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }
 
-/// The same of the whole report: what the allocator has reserved, where the first field of that name is a pool's.
+/// The same for the whole report: what the allocator has reserved comes after the pools' fields of that name.
 pub(crate) fn field(stats: &str, name: &str) -> u64 {
     // The names are sorted.
     let (_, behind_pools) = stats.split_once("\"releases\":").expect("a field");

@@ -1,10 +1,10 @@
-//! The library that these tests open: the one that cargo has just built, and no other that lies about.
+//! The library that these tests load: the one that cargo has just built, and no left-over one.
 
 pub(crate) use crate::remote::age::is_fresh;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Its path. Cargo builds it beside the tests; the copy a folder above is as old as the last `cargo build`.
+/// The library's path. Cargo builds it beside the tests; the copy in the parent folder is as old as the last `cargo build`.
 pub(crate) fn library() -> PathBuf {
     let exe = std::env::current_exe().expect("a test has a path");
     let path = exe.parent().expect("it lies in a folder").join("libmillpond_plug.so");
@@ -14,8 +14,8 @@ pub(crate) fn library() -> PathBuf {
     path
 }
 
-/// The folders of a package and of all that it depends on by path, as the manifests say. Not the lock file: cargo does not build
-/// anew for its date, so that a library would stay refused.
+/// The folders of a package and of all packages that it depends on by path, as the manifests say. The lock file does not count: cargo does not
+/// build anew for its date, so that a library would stay refused.
 pub(crate) fn packages(package: &Path) -> BTreeSet<PathBuf> {
     let mut all = BTreeSet::new();
     let mut open = vec![package.to_owned()];
@@ -29,7 +29,7 @@ pub(crate) fn packages(package: &Path) -> BTreeSet<PathBuf> {
     all
 }
 
-/// Of a manifest's dependencies, not those of tests and build scripts: `name = { path = "..", .. }`, a line each.
+/// The paths of a manifest's dependencies, without those of tests and build scripts: `name = { path = "..", .. }`, a line each.
 fn paths(manifest: &str) -> impl Iterator<Item = &str> {
     let mut inside = false;
     manifest.lines().filter_map(move |line| {

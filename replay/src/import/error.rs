@@ -17,6 +17,7 @@ pub struct ImportError {
 
 /// A place in an imported file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Place {
     /// The file as a whole.
     Whole,
@@ -242,6 +243,7 @@ impl fmt::Display for ImportError {
     }
 }
 
+// By hand: the source is in three variants of `reason` only, and `reason` is no error by itself, since its words depend on the place.
 impl std::error::Error for ImportError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.reason {

@@ -29,9 +29,18 @@ const BLANKS_MOST: usize = 1 << 16;
 
 /// How to read.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// The device whose trace is taken out of a snapshot or a recording. Needed only if several devices have allocations.
     pub device: Option<usize>,
+}
+
+impl Options {
+    /// Sets [`Options::device`].
+    #[must_use]
+    pub fn device(self, device: impl Into<Option<usize>>) -> Options {
+        Options { device: device.into(), ..self }
+    }
 }
 
 /// What was in a file.

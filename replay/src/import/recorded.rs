@@ -41,7 +41,7 @@ struct Recording {
 
 impl Recording {
     fn new(name: &str) -> Recording {
-        let log = Log { name: name.to_owned(), ..Log::default() };
+        let log = Log::new(name, Vec::new(), Vec::new(), Vec::new());
         Recording { log, names: Names::new(), alive: HashMap::new(), next: 0, start: None }
     }
 

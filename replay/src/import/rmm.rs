@@ -37,7 +37,7 @@ pub(super) struct Block {
 pub(super) fn read(name: &str, input: impl BufRead, packed: bool) -> Result<Log, ImportError> {
     let mut reader =
         Reader { lines: Lines::new(input, packed), names: Names::new(), clock: Clock::default() };
-    let mut log = Log { name: name.to_owned(), ..Log::default() };
+    let mut log = Log::new(name, Vec::new(), Vec::new(), Vec::new());
     match reader.all(&mut log) {
         Ok(()) => {
             reader.names.finish(&mut log);

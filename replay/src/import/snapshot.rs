@@ -88,7 +88,7 @@ struct Block {
 }
 
 fn log_of(name: &str, entries: &[Entry]) -> Result<Log, (usize, Reason)> {
-    let mut log = Log { name: name.to_owned(), ..Log::default() };
+    let mut log = Log::new(name, Vec::new(), Vec::new(), Vec::new());
     let mut names = Names::new();
     let start = entries.iter().map(|e| e.time_us).find(|t| *t != 0).unwrap_or(0);
     let mut alive: HashMap<u64, Block> = HashMap::new();

@@ -14,7 +14,7 @@ fn log(count: u32) -> Log {
             calls.push(Call::free(BlockNo(old), 1000 + u64::from(old), stream(old), ThreadNo(0), b.into()));
         }
     }
-    Log { name: "made".into(), calls, streams: vec![0, 1, 2], threads: vec![0], skipped: 0 }
+    Log::new("made", calls, vec![0, 1, 2], vec![0])
 }
 
 fn plan(workload: &Workload) -> Plan {
@@ -144,7 +144,7 @@ fn a_free_on_another_stream_of_the_log_stays_one() {
         Call::alloc(BlockNo(1), 512, StreamNo(1), ThreadNo(0), 1),
         Call::free(BlockNo(0), 512, StreamNo(1), ThreadNo(0), 2),
     ];
-    let log = Log { name: String::new(), calls, streams: vec![0, 1], threads: vec![0], skipped: 0 };
+    let log = Log::new("", calls, vec![0, 1], vec![0]);
     let d = Workload::default().plan(&log).unwrap();
     assert!(matches!(d.acts[2].what, What::FreeOn { other: 1 }), "{:?}", d.acts[2]);
     assert_eq!(d.acts[2].stream, 0, "the last read is at home");

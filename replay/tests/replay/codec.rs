@@ -54,7 +54,8 @@ fn op() -> impl Strategy<Value = Op> {
 fn any_program() -> impl Strategy<Value = Program> {
     let thread = prop_oneof![3 => Just(0u16), 1 => any::<u16>()].prop_map(ThreadNo);
     let steps = proptest::collection::vec((thread, op()).prop_map(|(thread, op)| Step { thread, op }), 0..40);
-    (any::<String>(), any::<u16>(), steps).prop_map(|(name, streams, steps)| Program { name, streams, steps })
+    (any::<String>(), any::<u16>(), steps)
+        .prop_map(|(name, streams, steps)| Program::new(name, streams).with_steps(steps))
 }
 
 proptest! {

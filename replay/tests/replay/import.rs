@@ -12,19 +12,21 @@ use proptest::prelude::*;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
-const ANY: Options = Options { device: None };
+fn any_device() -> Options {
+    Options::default()
+}
 const HEADER: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 
 fn recorded(name: &str) -> Log {
     let path = format!("{}/../tests/traces/{name}.csv.gz", env!("CARGO_MANIFEST_DIR"));
-    match open(path, ANY) {
+    match open(path, any_device()) {
         Ok(Trace::Log(log)) => log,
         other => panic!("{name}: {other:?}"),
     }
 }
 
 fn log(text: &str) -> Log {
-    match read("log", text.as_bytes(), ANY) {
+    match read("log", text.as_bytes(), any_device()) {
         Ok(Trace::Log(log)) => log,
         other => panic!("{other:?}"),
     }
@@ -36,7 +38,7 @@ fn lines(n: u32, line: impl Fn(u32) -> String) -> String {
 }
 
 fn refused(bytes: impl AsRef<[u8]>) -> ImportError {
-    read("file", bytes.as_ref(), ANY).unwrap_err()
+    read("file", bytes.as_ref(), any_device()).unwrap_err()
 }
 
 fn gz(bytes: &[u8]) -> Vec<u8> {
@@ -78,9 +80,9 @@ fn a_recorders_lines_are_a_log() {
     let other = lines.replace("\"device_id\":3", "\"device_id\":0");
     let both = format!("{lines}{other}");
     assert!(matches!(refused(&both).reason, Reason::SeveralDevices { .. }));
-    let chosen = read("log", both.as_bytes(), Options { device: Some(3) }).unwrap();
+    let chosen = read("log", both.as_bytes(), Options::default().device(3)).unwrap();
     assert!(matches!(chosen, Trace::Log(l) if shape(&l) == shape(&from_events)));
-    let none = read("log", lines.as_bytes(), Options { device: Some(2) }).map(drop).unwrap_err();
+    let none = read("log", lines.as_bytes(), Options::default().device(2)).map(drop).unwrap_err();
     assert!(none.to_string().ends_with("no device 2: the file has traces of 3"), "{none}");
 }
 
@@ -141,12 +143,18 @@ fn a_recorded_trace_survives_rmm_csv_and_program_forms() {
     let log = recorded("prefetch_multistream");
     let mut csv = Vec::new();
     log.write_rmm(&mut csv).unwrap();
-    assert_eq!(read(&log.name, csv.as_slice(), ANY), Ok(Trace::Log(log.clone())));
+    assert_eq!(read(&log.name, csv.as_slice(), any_device()), Ok(Trace::Log(log.clone())));
 
     let program = log.to_program();
     assert_eq!(program.check(), Ok(()));
-    assert_eq!(read("other", program.to_string().as_bytes(), ANY), Ok(Trace::Program(program.clone())));
-    assert_eq!(read("other", program.to_binary().as_slice(), ANY), Ok(Trace::Program(program.clone())));
+    assert_eq!(
+        read("other", program.to_string().as_bytes(), any_device()),
+        Ok(Trace::Program(program.clone()))
+    );
+    assert_eq!(
+        read("other", program.to_binary().as_slice(), any_device()),
+        Ok(Trace::Program(program.clone()))
+    );
     let (back, left_out) = Log::from_program(&program).unwrap();
     assert_eq!(left_out, 0);
     assert_eq!(back.to_program(), program);
@@ -167,7 +175,7 @@ fn a_log_of_empty_blocks_survives_rmm_csv() {
     let (log, _) = Log::from_program(&program).unwrap();
     let mut csv = Vec::new();
     log.write_rmm(&mut csv).unwrap();
-    let Ok(Trace::Log(back)) = read("log", csv.as_slice(), ANY) else { panic!() };
+    let Ok(Trace::Log(back)) = read("log", csv.as_slice(), any_device()) else { panic!() };
     assert_eq!((back.calls.len(), back.skipped), (3, 0));
     assert_eq!(back.streams, [0, 2], "by their own values; nothing was on s1");
 }
@@ -318,12 +326,12 @@ fn too_many_streams_are_an_error() {
 fn gzip_is_seen_by_its_first_bytes_and_a_cut_is_an_error() {
     let text = lines(3000, |k| format!("0,{k},allocate,{k},512,0"));
     let packed = gz(text.as_bytes());
-    let Ok(Trace::Log(log)) = read("x.csv", packed.as_slice(), ANY) else { panic!() };
+    let Ok(Trace::Log(log)) = read("x.csv", packed.as_slice(), any_device()) else { panic!() };
     assert_eq!(log.calls.len(), 3000);
     // Two members, one after the other, are one file.
     let (head, tail) = text.split_at(100);
     let members = [gz(head.as_bytes()), gz(tail.as_bytes())].concat();
-    assert_eq!(read("x.csv", members.as_slice(), ANY), Ok(Trace::Log(log)));
+    assert_eq!(read("x.csv", members.as_slice(), any_device()), Ok(Trace::Log(log)));
     for cut in [2, 5, 12, packed.len() / 2, packed.len() - 9, packed.len() - 1] {
         let e = refused(&packed[..cut]);
         assert!(matches!(e.reason, Reason::Compressed(_)), "cut at {cut}: {e}");
@@ -351,14 +359,14 @@ fn readers_may_fail_or_trickle() {
             self.0.read(&mut out[..n])
         }
     }
-    let e = read("f", Broken, ANY).unwrap_err();
+    let e = read("f", Broken, any_device()).unwrap_err();
     assert_eq!(e.to_string(), "f: cannot be read: the disk is gone");
     let half = HEADER.as_bytes().chain(Broken);
-    assert!(matches!(read("f", half, ANY).unwrap_err().reason, Reason::Read(_)));
+    assert!(matches!(read("f", half, any_device()).unwrap_err().reason, Reason::Read(_)));
     let text = format!("{HEADER}0,1,allocate,16,512,0\n");
-    assert!(read("f", Trickle(text.as_bytes()), ANY).is_ok());
-    assert!(read("f", Trickle(&gz(text.as_bytes())), ANY).is_ok());
-    assert!(matches!(open("/no/such/file", ANY).unwrap_err().reason, Reason::Read(_)));
+    assert!(read("f", Trickle(text.as_bytes()), any_device()).is_ok());
+    assert!(read("f", Trickle(&gz(text.as_bytes())), any_device()).is_ok());
+    assert!(matches!(open("/no/such/file", any_device()).unwrap_err().reason, Reason::Read(_)));
 }
 
 const SNAPSHOT: &str = r#"{
@@ -381,7 +389,7 @@ const SNAPSHOT: &str = r#"{
 #[test]
 fn snapshots_give_allocations_and_requested_frees() {
     for bytes in [SNAPSHOT.as_bytes().to_vec(), gz(SNAPSHOT.as_bytes())] {
-        let Ok(Trace::Log(log)) = read("snap", bytes.as_slice(), ANY) else { panic!() };
+        let Ok(Trace::Log(log)) = read("snap", bytes.as_slice(), any_device()) else { panic!() };
         let calls: Vec<String> = log.calls.iter().map(|c| format!("{c:?}")).collect();
         assert_eq!(
             calls,
@@ -396,7 +404,7 @@ fn snapshots_give_allocations_and_requested_frees() {
     }
     // The traces alone, as a list.
     let list = SNAPSHOT.split_once("\"device_traces\": ").unwrap().1.trim_end_matches('}').trim_end();
-    let Ok(Trace::Log(log)) = read("snap", list.as_bytes(), ANY) else { panic!() };
+    let Ok(Trace::Log(log)) = read("snap", list.as_bytes(), any_device()) else { panic!() };
     assert_eq!(log.calls.len(), 4);
 }
 
@@ -406,7 +414,7 @@ fn bad_snapshots_name_the_place() {
     let traces = |t: &str| format!(r#"{{"device_traces":[{t}]}}"#);
     let one = alloc(1);
     let several = traces(&format!("[{one}],[],[{one},{}]", alloc(2)));
-    let chosen = |device| read("snap", several.as_bytes(), Options { device: Some(device) });
+    let chosen = |device| read("snap", several.as_bytes(), Options::default().device(device));
     insta::assert_snapshot!(
         [
             refused("{").to_string(),
@@ -461,7 +469,7 @@ fn a_file_may_begin_with_a_mark_and_blanks() {
             if text.starts_with("Thread") && before.contains('\n') {
                 continue;
             }
-            let calls = match read("f", format!("{before}{text}").as_bytes(), ANY) {
+            let calls = match read("f", format!("{before}{text}").as_bytes(), any_device()) {
                 Ok(Trace::Log(log)) => log.calls.len(),
                 Ok(Trace::Program(program)) => program.steps.len(),
                 Err(e) => panic!("{} blanks before {text}: {e}", before.len()),
@@ -483,7 +491,8 @@ fn programs_are_checked_on_the_way_in() {
     insta::assert_snapshot!(refused(b"millpond trace 1\nstreams 1\ntick \xff\n"), @"file: line 3, column 6: not UTF-8; expected a millpond trace in the text form");
     insta::assert_snapshot!(refused(b"MLPD\x09"), @"file: byte 4: version 9 of the binary form; this millpond reads version 1");
     // A program without a name gets the file's.
-    let Ok(Trace::Program(p)) = read("story", "# hi\nmillpond trace 1\nstreams 1\n".as_bytes(), ANY) else {
+    let Ok(Trace::Program(p)) = read("story", "# hi\nmillpond trace 1\nstreams 1\n".as_bytes(), any_device())
+    else {
         panic!()
     };
     assert_eq!(p.name, "story");
@@ -516,14 +525,14 @@ proptest! {
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), front in 0usize..6) {
         let fronts: [&[u8]; 6] = [b"", HEADER.as_bytes(), b"\x1f\x8b\x08\0\0\0\0\0\0\xff", b"{\"device_traces\":[[", b"MLPD\x01", b"millpond trace 1\n"];
         let all = [fronts[front], &bytes].concat();
-        if let Ok(Trace::Program(p)) = read("f", all.as_slice(), ANY) {
+        if let Ok(Trace::Program(p)) = read("f", all.as_slice(), any_device()) {
             prop_assert!(p.is_well_formed());
         }
     }
 
     #[test]
     fn almost_logs_never_panic(text in almost_csv()) {
-        match read("f", text.as_bytes(), ANY) {
+        match read("f", text.as_bytes(), any_device()) {
             Ok(Trace::Log(log)) => prop_assert!(log.to_program().is_well_formed()),
             Ok(Trace::Program(p)) => prop_assert!(false, "{}", p),
             Err(e) => prop_assert!(!matches!(e.place, Place::Line { line, .. } if line as usize > text.lines().count() + 1), "{}", e),
@@ -537,7 +546,7 @@ proptest! {
         let mut packed = gz(text.as_bytes());
         let at = at.index(packed.len());
         packed[at] = to;
-        if let Ok(Trace::Log(log)) = read("f", packed.as_slice(), ANY) {
+        if let Ok(Trace::Log(log)) = read("f", packed.as_slice(), any_device()) {
             prop_assert!(log.calls.len() <= 50);
         }
     }
@@ -552,7 +561,7 @@ proptest! {
         prop_assert_eq!(log.to_program().check(), Ok(()));
         let mut csv = Vec::new();
         log.write_rmm(&mut csv).unwrap();
-        let Ok(Trace::Log(back)) = read(&log.name, csv.as_slice(), ANY) else {
+        let Ok(Trace::Log(back)) = read(&log.name, csv.as_slice(), any_device()) else {
             prop_assert!(log.name.is_empty() && log.calls.is_empty(), "{}", program);
             return Ok(());
         };

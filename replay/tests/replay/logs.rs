@@ -39,7 +39,7 @@ fn on_sim(log: &Log, workload: &Workload, sim: Sim, config: Config) -> Outcome {
 }
 
 fn over(streams: u32, uses: f64) -> Workload {
-    Workload { streams: Some(streams), uses, ..Workload::default() }
+    Workload::default().streams(streams).uses(uses)
 }
 
 /// Clean, and really run: every call of the log touched its block under the oracle's eyes, and so did every visit.
@@ -79,7 +79,7 @@ fn the_logs_own_streams_and_threads_are_the_default() {
 fn a_broken_program_is_blamed_and_the_allocator_is_not() {
     let log = gnn();
     for schedule in [Schedule::Earliest, Schedule::Latest, Schedule::Random(1)] {
-        let workload = Workload { broken: 1.0, ..over(4, 0.2) };
+        let workload = over(4, 0.2).broken(1.0);
         let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(schedule), Config::default());
         assert!(!o.is_clean());
         assert!(o.violations > 100, "{schedule:?}: {} violations", o.violations);
@@ -91,7 +91,7 @@ fn a_broken_program_is_blamed_and_the_allocator_is_not() {
 
 #[test]
 fn the_contents_convict_too() {
-    let workload = Workload { broken: 1.0, ..over(4, 0.5) };
+    let workload = over(4, 0.5).broken(1.0);
     let o = on_sim(
         &gnn(),
         &workload,
@@ -115,7 +115,7 @@ fn running_ahead_and_late_schedules() {
             (u64::MAX, Schedule::Earliest),
             (u64::MAX, Schedule::Random(3)),
         ] {
-            let workload = Workload { run_ahead, ..over(4, 0.2) };
+            let workload = over(4, 0.2).run_ahead(run_ahead);
             let config = Config::default().policy(policy);
             let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(schedule), config);
             assert_clean(&o, &log);
@@ -127,7 +127,7 @@ fn running_ahead_and_late_schedules() {
 fn run_ahead_costs_memory_or_waits() {
     let log = slice("prefetch_multistream", 6000);
     let taken = |run_ahead| {
-        let workload = Workload { run_ahead, ..over(4, 0.3) };
+        let workload = over(4, 0.3).run_ahead(run_ahead);
         let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         o.peak_reserved_bytes
@@ -142,7 +142,7 @@ fn under_pressure_every_rung_keeps_the_order() {
     let peak = log.info().peak_live_rounded;
     for (reuse, run_ahead) in [(Reuse::WithWaits, 100), (Reuse::WithWaits, 0), (Reuse::Ordered, 30)] {
         let config = Config::default().limit(Limit::Bytes(peak * 5 / 4)).reuse(reuse);
-        let workload = Workload { run_ahead, ..over(3, 0.2) };
+        let workload = over(3, 0.2).run_ahead(run_ahead);
         let o =
             replay_log(&log, &workload, Sim::new(CAPACITY).schedule(Schedule::Random(9)), config, &|_| {})
                 .unwrap();
@@ -160,7 +160,7 @@ fn under_pressure_every_rung_keeps_the_order() {
 fn threads_in_turns_give_what_one_thread_gives() {
     let log = gnn();
     let with = |threads| {
-        let workload = Workload { threads, ..over(4, 0.2) };
+        let workload = over(4, 0.2).threads(threads);
         let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         (o.hits, o.growths, o.migrations, o.peak_reserved_bytes, o.cross_stream_uses, o.makespan_ns)
@@ -172,7 +172,7 @@ fn threads_in_turns_give_what_one_thread_gives() {
 fn free_threads_are_clean_too() {
     let log = gnn();
     for run_ahead in [0, 100] {
-        let workload = Workload { threads: Some(4), racy: true, run_ahead, ..over(4, 0.2) };
+        let workload = over(4, 0.2).threads(4).racy(true).run_ahead(run_ahead);
         let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
         assert_clean(&o, &log);
         assert_eq!(o.threads, 4);
@@ -183,7 +183,7 @@ fn free_threads_are_clean_too() {
 fn the_legacy_default_stream_takes_part() {
     let log = gnn();
     for streams in [None, Some(3)] {
-        let workload = Workload { streams, legacy: true, uses: 0.2, ..Workload::default() };
+        let workload = Workload::default().streams(streams).legacy(true).uses(0.2);
         let o = on_sim(&log, &workload, Sim::new(CAPACITY).schedule(Schedule::Latest), Config::default());
         assert_clean(&o, &log);
         let created = o.report.driver_calls.get("cuStreamCreate").map_or(0, |&n| n);
@@ -194,7 +194,7 @@ fn the_legacy_default_stream_takes_part() {
 #[test]
 fn a_limit_too_small_ends_it_with_the_facts() {
     for (threads, racy) in [(1, false), (3, false), (3, true)] {
-        let workload = Workload { threads: Some(threads), racy, ..over(2, 0.1) };
+        let workload = over(2, 0.1).threads(threads).racy(racy);
         let config = Config::default().limit(Limit::Bytes(64 << 20));
         let o = replay_log(&gnn(), &workload, Sim::new(CAPACITY), config, &|_| {}).unwrap();
         let failure = o.failure.as_ref().unwrap();
@@ -217,14 +217,14 @@ fn tiny(sizes: &[u64]) -> Log {
         .map(|(b, &bytes)| Call::alloc(BlockNo(b), bytes, StreamNo(0), ThreadNo(0), b.into()))
         .collect();
     calls.extend((0u32..).zip(sizes).map(|(b, &n)| Call::free(BlockNo(b), n, StreamNo(0), ThreadNo(0), 99)));
-    Log { name: "tiny".into(), calls, streams: vec![0], threads: vec![0], skipped: 0 }
+    Log::new("tiny", calls, vec![0], vec![0])
 }
 
 #[test]
 fn absurd_sizes_are_failures_not_panics() {
     for bytes in [1 << 40, 1 << 63, u64::MAX - 511, u64::MAX] {
         for device in [true, false] {
-            let (log, workload) = (tiny(&[1, bytes]), Workload { uses: 1.0, ..Workload::default() });
+            let (log, workload) = (tiny(&[1, bytes]), Workload::default().uses(1.0));
             let o = if device {
                 replay_log(&log, &workload, Sim::new(CAPACITY), Config::default(), &|_| {}).unwrap()
             } else {
@@ -241,12 +241,7 @@ fn absurd_sizes_are_failures_not_panics() {
 #[test]
 fn sizes_of_nothing_and_of_one_byte() {
     let log = tiny(&[0, 1, 0, 511, 512, 513, 0]);
-    let o = on_sim(
-        &log,
-        &Workload { uses: 1.0, repeat: 2, ..Workload::default() },
-        Sim::new(CAPACITY),
-        Config::default(),
-    );
+    let o = on_sim(&log, &Workload::default().uses(1.0).repeat(2), Sim::new(CAPACITY), Config::default());
     assert!(o.is_clean(), "{}", o.verdict);
     assert_eq!(o.calls, 28);
     assert_eq!(o.accesses_checked, 2 * (8 + o.cross_stream_uses), "two passes, four blocks that have bytes");
@@ -255,9 +250,7 @@ fn sizes_of_nothing_and_of_one_byte() {
 
 #[test]
 fn an_empty_log_is_clean_and_takes_nothing() {
-    for workload in
-        [Workload::default(), over(4, 1.0), Workload { threads: Some(2), racy: true, ..Workload::default() }]
-    {
+    for workload in [Workload::default(), over(4, 1.0), Workload::default().threads(2).racy(true)] {
         let o = on_sim(&Log::default(), &workload, Sim::new(CAPACITY), Config::default());
         assert!(o.is_clean());
         assert_eq!(
@@ -281,7 +274,7 @@ fn on_null_there_is_only_bookkeeping() {
 fn repeats_run_on_one_allocator_and_are_timed() {
     let log = gnn();
     let seen = AtomicU64::new(0);
-    let workload = Workload { repeat: 3, ..over(1, 0.0) };
+    let workload = over(1, 0.0).repeat(3);
     let progress = |done| {
         seen.fetch_max(done, Ordering::Relaxed);
     };
@@ -300,7 +293,7 @@ fn repeats_run_on_one_allocator_and_are_timed() {
 fn a_paced_replay_takes_the_logs_time() {
     let log = gnn();
     let took = Duration::from_micros(log.info().micros);
-    let paced = Workload { paced: true, repeat: 2, ..over(1, 0.2) };
+    let paced = over(1, 0.2).paced(true).repeat(2);
     let sim = Sim::new(CAPACITY);
     let o = on_sim(&log, &paced, sim.clone(), Config::default());
     assert!(o.is_clean(), "{}", o.verdict);
@@ -315,10 +308,9 @@ fn a_paced_replay_takes_the_logs_time() {
         made(BlockNo(n.into()), 8 * GIB, StreamNo(0), ThreadNo(0), micros)
     };
     let calls = (0..8).flat_map(|n| [Call::alloc, Call::free].map(|made| call(made, n))).collect();
-    let log = Log { name: "a block a second".into(), calls, streams: vec![0], ..Log::default() };
+    let log = Log::new("a block a second", calls, vec![0], Vec::new());
     for (paced, least, most) in [(false, 0, 100), (true, 7_000, 7_010)] {
-        let o =
-            on_sim(&log, &Workload { paced, ..Workload::default() }, Sim::new(CAPACITY), Config::default());
+        let o = on_sim(&log, &Workload::default().paced(paced), Sim::new(CAPACITY), Config::default());
         assert!(o.is_clean() && (least..most).contains(&(o.makespan_ns.unwrap() / 1_000_000)), "{o:?}");
     }
 }
@@ -326,14 +318,14 @@ fn a_paced_replay_takes_the_logs_time() {
 #[test]
 fn a_workload_that_cannot_be_is_refused_by_name() {
     let bad = [
-        ("uses", Workload { uses: 1.5, ..Workload::default() }),
-        ("uses", Workload { uses: f64::NAN, ..Workload::default() }),
-        ("break", Workload { broken: -0.1, ..Workload::default() }),
-        ("streams", Workload { streams: Some(0), ..Workload::default() }),
-        ("streams", Workload { streams: Some(u32::MAX), ..Workload::default() }),
-        ("threads", Workload { threads: Some(0), ..Workload::default() }),
-        ("threads", Workload { threads: Some(100_000), ..Workload::default() }),
-        ("repeat", Workload { repeat: 0, ..Workload::default() }),
+        ("uses", Workload::default().uses(1.5)),
+        ("uses", Workload::default().uses(f64::NAN)),
+        ("break", Workload::default().broken(-0.1)),
+        ("streams", Workload::default().streams(0)),
+        ("streams", Workload::default().streams(u32::MAX)),
+        ("threads", Workload::default().threads(0)),
+        ("threads", Workload::default().threads(100_000)),
+        ("repeat", Workload::default().repeat(0)),
     ];
     for (name, workload) in bad {
         match replay_log(&gnn(), &workload, Null::default(), Config::default(), &|_| {}) {
@@ -418,12 +410,9 @@ fn a_wrong_program_is_convicted_by_both_oracles() {
 #[test]
 fn a_workload_as_a_program_comes_to_the_same() {
     let log = gnn();
-    for workload in [
-        Workload::default(),
-        over(4, 0.3),
-        Workload { threads: Some(3), run_ahead: 50, ..over(3, 0.5) },
-        Workload { broken: 0.5, ..over(4, 0.5) },
-    ] {
+    for workload in
+        [Workload::default(), over(4, 0.3), over(3, 0.5).threads(3).run_ahead(50), over(4, 0.5).broken(0.5)]
+    {
         let sim = || Sim::new(CAPACITY).schedule(Schedule::Latest);
         let as_log = on_sim(&log, &workload, sim(), Config::default());
         let program = workload.program(&log).unwrap();
@@ -440,7 +429,7 @@ fn a_workload_as_a_program_comes_to_the_same() {
         assert_eq!(shape(&as_log), shape(&as_program), "{workload:?}");
         assert_eq!(as_log.violations > 0, workload.broken > 0.0, "{workload:?}");
     }
-    let legacy = Workload { legacy: true, ..Workload::default() }.program(&log);
+    let legacy = Workload::default().legacy(true).program(&log);
     assert!(matches!(legacy, Err(ReplayError::Workload { option: "legacy", .. })));
 }
 
@@ -605,7 +594,7 @@ fn the_calls_before_a_failed_one_are_counted() {
     let log = tiny(&[1000, 2000, 3 << 40]);
     for threads in [1, 2] {
         for racy in [false, true] {
-            let workload = Workload { threads: Some(threads), racy, repeat: 2, ..over(1, 0.0) };
+            let workload = over(1, 0.0).threads(threads).racy(racy).repeat(2);
             let o = on_sim(&log, &workload, Sim::new(CAPACITY), Config::default());
             assert!(o.failure.is_some());
             // Free threads may stop before they come to one of the two.

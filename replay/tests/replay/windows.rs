@@ -15,7 +15,7 @@ fn taken(name: &str, choice: VirtualMemory) -> f64 {
     let Ok(Trace::Log(log)) = import::open(&path, import::Options::default()) else {
         panic!("{path} is a log")
     };
-    let workload = Workload { streams: Some(1), ..Workload::default() };
+    let workload = Workload::default().streams(1);
     let outcome = replay_log(&log, &workload, sim, config, &|_| {}).unwrap();
     assert!(outcome.is_clean(), "{name}: {}\n{:?}", outcome.verdict, outcome.failure);
     outcome.peak_reserved_bytes as f64 / outcome.peak_requested_bytes as f64

@@ -26,10 +26,10 @@ fn ranges_never_overlap_and_never_come_back() {
 fn the_capacity_is_kept_to_the_byte() {
     let device = Null::with_capacity(2048);
     let first = device.allocate(1536).unwrap();
-    assert_eq!(device.memory_info().unwrap(), MemoryInfo { free: 512, total: 2048 });
+    assert_eq!(device.memory_info().unwrap(), MemoryInfo::new(512, 2048));
     let error = device.allocate(1024).unwrap_err();
     assert!(error.is_out_of_memory());
-    assert_eq!(error.to_string(), "allocate failed with code 2: asked for 1024 bytes; 512 of 2048 are free");
+    assert_eq!(error.to_string(), "allocate failed with code 2: requested 1024 bytes; 512 of 2048 are free");
     let last = device.allocate(512).unwrap();
     assert!(device.allocate(512).unwrap_err().is_out_of_memory());
     first.release().unwrap();
@@ -91,7 +91,7 @@ fn streams_have_unique_numbers_and_events_are_complete() {
     let mut ids = vec![device.stream_info(&device.default_stream()).unwrap().id];
     for blocking in [false, true] {
         for _ in 0..50 {
-            let stream = device.create_stream(StreamOptions { blocking, priority: 0 }).unwrap();
+            let stream = device.create_stream(StreamOptions::default().blocking(blocking)).unwrap();
             let info = device.stream_info(&stream).unwrap();
             assert_eq!(info.kind == StreamKind::Blocking, blocking);
             ids.push(info.id);
@@ -149,7 +149,7 @@ fn virtual_memory_has_addresses_and_counts() {
     let error = memory.create(2 * ADDRESS_ALIGN).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "create failed with code 2: asked for 4194304 bytes; 2097152 of 8388608 are free"
+        "create failed with code 2: requested 4194304 bytes; 2097152 of 8388608 are free"
     );
     memory.map(handle, base).unwrap();
     memory.map(handle, plus(base, 8 * ADDRESS_ALIGN)).unwrap();

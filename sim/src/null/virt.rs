@@ -1,7 +1,7 @@
 //! Virtual memory of the null device: addresses, byte counts, and which handle is where.
 //!
 //! Addresses never come back, as those of plain ranges do not; a handle counts against the capacity from its creation until it is released and mapped
-//! nowhere. A wrong call is refused. There are no contents, so access is only checked for being asked of something mapped.
+//! nowhere. A wrong call is refused. There are no contents, so setting access is only checked to be of something mapped.
 
 use super::{ADDRESS_ALIGN, Call, Null, refused};
 use millpond_driver::units::Addr;
@@ -79,7 +79,7 @@ fn whole_units(call: Call, bytes: u64) -> DriverResult<()> {
     if bytes > 0 && bytes.is_multiple_of(ADDRESS_ALIGN) {
         return Ok(());
     }
-    Err(wrong(call, format!("asked for {bytes} bytes; virtual memory comes in multiples of {ADDRESS_ALIGN}")))
+    Err(wrong(call, format!("requested {bytes} bytes; virtual memory comes in multiples of {ADDRESS_ALIGN}")))
 }
 
 // SAFETY: reserved addresses only grow, so reservations are disjoint for ever, and mappings that overlap are refused. No memory is behind them.

@@ -88,11 +88,11 @@ impl Stamp {
             _ => self.base.tick_of(line),
         }
     }
-    /// Takes in all that happened before `other`; returns whether that was news.
+    /// Takes in all that happened before `other`; returns whether that added anything.
     pub(super) fn join(&mut self, other: &Stamp) -> bool {
         self.join_via(other, Via::NONE)
     }
-    /// Takes in all that happened before `other`, by a wait; returns whether that was news.
+    /// Takes in all that happened before `other`, by a wait; returns whether that added anything.
     pub(super) fn join_via(&mut self, other: &Stamp, via: Via) -> bool {
         let own = self.own.map(|at| at.line);
         let others = other.own.filter(|at| Some(at.line) != own && at.tick > self.base.tick_of(at.line));
@@ -168,9 +168,9 @@ mod tests {
         assert!(a.covers(&b));
     }
 
-    /// A stream's own operations that come back to it are no news, and never show others how they were learnt.
+    /// A stream's own operations that come back to it add nothing, and never show others how they were learnt.
     #[test]
-    fn what_others_knew_of_ones_own_line_is_nobodys_source() {
+    fn what_others_knew_of_ones_own_line_is_no_source() {
         let (mut a, mut b) = (at(1, 3), at(2, 1));
         assert!(b.join_via(&a, Via(1)) && a.join_via(&b, Via(2)));
         let mut c = at(3, 1);

@@ -1,4 +1,4 @@
-//! The properties: what is lawful for an access, an allocation, a free and a release, and who is to blame if it is not.
+//! The properties: what is legal for an access, an allocation, a free and a release, and who is to blame if it is not.
 //!
 //! | when | checked | to blame |
 //! |---|---|---|
@@ -42,7 +42,7 @@ struct Met {
     unwaited: Option<(Access, Place)>,
     unborn: Option<(AllocationId, At)>,
     freed: Option<(AllocationId, Place)>,
-    nobodys: Option<Place>,
+    unallocated: Option<Place>,
 }
 
 impl Oracle {
@@ -62,7 +62,7 @@ impl Oracle {
         self.tally.accesses_checked += 1;
         let unrecorded = match tag {
             Some(id) if !self.ledger.live.contains_key(&id) => {
-                self.convict_dead(actor, kind, id, place);
+                self.convict_freed(actor, kind, id, place);
                 true
             }
             Some(id) => {
@@ -124,16 +124,16 @@ impl Oracle {
                 Owner::Live(id) if tag.is_some_and(|t| t != id) => return,
                 Owner::Live(id) => Some(id),
                 // An overlap again: the other owner freed first.
-                Owner::Freed(_) | Owner::Nobody if tag.is_some() => return,
+                Owner::Freed(_) | Owner::NeverAllocated if tag.is_some() => return,
                 Owner::Freed(id) => {
                     met.freed.get_or_insert((id, here));
                     return;
                 }
-                Owner::Nobody if managed => {
-                    met.nobodys.get_or_insert(here);
+                Owner::NeverAllocated if managed => {
+                    met.unallocated.get_or_insert(here);
                     return;
                 }
-                Owner::Nobody => None,
+                Owner::NeverAllocated => None,
             };
             if let Some(id) = owner
                 && judged != owner
@@ -146,7 +146,7 @@ impl Oracle {
             let ordered_at = live_here.and_then(|l| l.operation(actor.at, kind));
             if owner.is_some_and(|id| live[&id].admits(actor.stream)) {
                 // It need not come after the birth, so what the birth came after is not necessarily before it.
-                let unordered = cell.settled.iter().find(|f| !order.before(f.at, &actor.stamp));
+                let unordered = cell.ordered.iter().find(|f| !order.before(f.at, &actor.stamp));
                 if let Some(f) = unordered {
                     let slot = if f.unrecorded { &mut met.unrecorded } else { &mut met.early };
                     slot.get_or_insert((*f, here));
@@ -179,7 +179,7 @@ impl Oracle {
             let new = Access { at, what, from, id: owner, kind, unrecorded: false, librarys, number };
             cell.add(new, |at| order.known_before(at, &actor.stamp));
         });
-        let ownerless = met.freed.is_some() || met.nobodys.is_some();
+        let ownerless = met.freed.is_some() || met.unallocated.is_some();
         self.convict_met(actor, kind, tag.or(judged), &met);
         ownerless
     }
@@ -190,9 +190,9 @@ impl Oracle {
             self.convict_unborn(actor, kind, id, gap, piece);
         }
         if let Some((id, place)) = met.freed {
-            self.convict_dead(actor, kind, id, place);
+            self.convict_freed(actor, kind, id, place);
         }
-        if let Some(place) = met.nobodys {
+        if let Some(place) = met.unallocated {
             self.convict(Blame::Program, |o| {
                 Violation::new(Property::P3, Fault::NotHandedOut, o.side(actor, kind, None)).at(place)
             });
@@ -237,7 +237,7 @@ impl Oracle {
     }
 
     /// An access of something that is not alive.
-    fn convict_dead(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: Place) {
+    fn convict_freed(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: Place) {
         let known = self.ledger.gone.contains_key(&id);
         let fault = if known { Fault::AfterFree } else { Fault::UnknownAllocation };
         self.convict(Blame::Program, |o| {
@@ -326,7 +326,7 @@ impl Oracle {
                     overlap.get_or_insert(other);
                 }
                 cell.owner = Owner::Live(id);
-                cell.fold(|f| order.before(f.at, &live.born));
+                cell.end_generation(|f| order.before(f.at, &live.born));
                 if home.is_none() {
                     let here = Place { offset: start, bytes: cell.end - start, ..place };
                     for f in cell.former.drain(..) {
@@ -371,7 +371,7 @@ impl Oracle {
     pub(super) fn judge_use(&mut self, host: HostKey, id: AllocationId, stream: StreamKey, until: u64) {
         if let Some(live) = self.ledger.live.get_mut(&id) {
             match live.used.iter_mut().find(|u| u.0 == stream) {
-                Some(told) => told.1 = told.1.max(until),
+                Some(reported) => reported.1 = reported.1.max(until),
                 None => live.used.push((stream, until)),
             }
             return;
@@ -408,8 +408,8 @@ impl Oracle {
                 }
                 cell.owner = Owner::Freed(id);
                 for a in &mut cell.now {
-                    let told = unknown || live.was_told(a.at);
-                    a.unrecorded = !told && !order.before(a.at, &end);
+                    let reported = unknown || live.was_reported(a.at);
+                    a.unrecorded = !reported && !order.before(a.at, &end);
                 }
             });
         }
@@ -428,7 +428,7 @@ impl Oracle {
         self.judge_pending(host, map.phys, &map.newest.0, Fault::UnmappedWhilePending);
         let phys = self.ledger.phys(map.phys);
         phys.mappings -= 1;
-        self.bury(host, map.phys);
+        self.forget_if_unused(host, map.phys);
     }
 
     pub(super) fn judge_release(&mut self, host: HostKey, key: PhysKey) {
@@ -436,7 +436,7 @@ impl Oracle {
         self.judge_pending(host, key, &newest, Fault::ReleasedWhilePending);
         self.ledger.phys(key).newest.0 = newest;
         self.ledger.phys(key).released = true;
-        self.bury(host, key);
+        self.forget_if_unused(host, key);
     }
 
     /// P4: every one of these accesses is complete in the host's view.
@@ -449,18 +449,18 @@ impl Oracle {
             return;
         }
         let phys = &self.ledger.memory[&key];
-        let untold = |a: &Access| {
+        let unreported = |a: &Access| {
             let same = |x: &Access| x.at == a.at && x.unrecorded;
             a.unrecorded
-                || phys.shadow.cells().any(|(_, c)| c.now.iter().chain(&c.former).chain(&c.settled).any(same))
+                || phys.shadow.cells().any(|(_, c)| c.now.iter().chain(&c.former).chain(&c.ordered).any(same))
         };
-        let told = pending.iter().find(|a| !untold(a)).copied();
-        let access = told.unwrap_or(pending[0]);
+        let reported = pending.iter().find(|a| !unreported(a)).copied();
+        let access = reported.unwrap_or(pending[0]);
         if phys.convicted == Some(access.at) {
             return;
         }
         self.ledger.phys(key).convicted = Some(access.at);
-        let (blame, fault) = if told.is_some() {
+        let (blame, fault) = if reported.is_some() {
             (Blame::Allocator, fault)
         } else {
             (Blame::Program, Fault::MissingRecordUse)
@@ -478,7 +478,7 @@ impl Oracle {
     }
 
     /// Forgets memory that is released and mapped nowhere.
-    fn bury(&mut self, host: HostKey, key: PhysKey) {
+    fn forget_if_unused(&mut self, host: HostKey, key: PhysKey) {
         let phys = self.ledger.phys(key);
         if !phys.released || phys.mappings > 0 {
             return;

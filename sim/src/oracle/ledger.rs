@@ -1,6 +1,6 @@
 //! All memory, mappings and allocations that were reported to the judge.
 //!
-//! Records and their upkeep. It does not know what is lawful, nor order.
+//! Records and their upkeep. It does not know what is legal, nor order.
 
 use super::clock::{At, Stamp};
 use super::shadow::{Access, Owner, Shadow};
@@ -83,7 +83,7 @@ pub(super) struct Live {
 }
 
 /// External memory: of earlier work on it, the library knows what is in a stamp of the stream on which it was imported, and
-/// what it knew and had undertaken to order before that stream.
+/// what it knew and had started to order before that stream.
 #[derive(Debug)]
 pub(super) struct BroughtIn {
     past: Stamp,
@@ -91,7 +91,7 @@ pub(super) struct BroughtIn {
     behind: u64,
     undertaken: u64,
     /// The uses reported earlier, which its free has to respect.
-    told: SmallVec<[(StreamKey, u64); 2]>,
+    reported: SmallVec<[(StreamKey, u64); 2]>,
 }
 
 /// The operation for which the library ordered a stream: one of the library's own, or the program's until the next note.
@@ -170,30 +170,30 @@ impl Live {
     pub(super) fn bring_in(&mut self, stream: StreamKey, past: Stamp, behind: u64) {
         let of_stream = self.operations.iter().filter(|e| e.stream == stream && e.kind == AccessKind::Write);
         let undertaken = of_stream.map(|e| e.ordered_at).max().unwrap_or(0);
-        let mut told = std::mem::take(&mut self.used);
-        told.extend(self.brought_in.take().into_iter().flat_map(|b| b.told));
+        let mut reported = std::mem::take(&mut self.used);
+        reported.extend(self.brought_in.take().into_iter().flat_map(|b| b.reported));
         self.operations.clear();
         self.guards.clear();
-        self.brought_in = Some(BroughtIn { past, behind, undertaken, told });
+        self.brought_in = Some(BroughtIn { past, behind, undertaken, reported });
     }
     /// Whether the library knew of an access when it ordered a later one; `before` tests whether it happened before a stamp.
     pub(super) fn knew(&self, access: &Access, before: impl FnOnce(&Stamp) -> bool) -> bool {
         match &self.brought_in {
             Some(b) if access.number <= b.behind => {
-                let known = access.librarys || is_told(&b.told, access.at);
+                let known = access.librarys || is_reported(&b.reported, access.at);
                 (known && access.number <= b.undertaken) || before(&b.past)
             }
-            _ => access.librarys || is_told(&self.used, access.at),
+            _ => access.librarys || is_reported(&self.used, access.at),
         }
     }
     /// Whether the work of this stream up to this tick was reported to the library.
-    pub(super) fn was_told(&self, at: At) -> bool {
-        is_told(&self.used, at) || self.brought_in.as_ref().is_some_and(|b| is_told(&b.told, at))
+    pub(super) fn was_reported(&self, at: At) -> bool {
+        is_reported(&self.used, at) || self.brought_in.as_ref().is_some_and(|b| is_reported(&b.reported, at))
     }
 }
 
 /// Whether reported uses, each of a stream up to a tick, include this point.
-fn is_told(used: &[(StreamKey, u64)], at: At) -> bool {
+fn is_reported(used: &[(StreamKey, u64)], at: At) -> bool {
     at.line.split().is_ok_and(|s| used.iter().any(|u| u.0 == s && at.tick <= u.1))
 }
 
@@ -273,7 +273,7 @@ impl Ledger {
             let Some(phys) = self.memory.get_mut(&place.phys) else { continue };
             phys.shadow.visit(place.offset, place.offset + place.bytes, |_, cell| {
                 if matches!(cell.owner, Owner::Live(owner) if owner == id) {
-                    cell.owner = Owner::Nobody;
+                    cell.owner = Owner::NeverAllocated;
                 }
             });
         }

@@ -4,21 +4,21 @@
 //! to memory, and judges every access at its submission: happens-before does not depend on when the device runs.
 //!
 //! `order` keeps happens-before (over `clock`, and `waits` for which waits were needed); `ledger` keeps memory and allocations
-//! (over `shadow`, which records the last accesses to each byte); `judge` checks P1 to P4 and races and decides who is to blame; `tell` turns
+//! (over `shadow`, which records the last accesses to each byte); `judge` checks P1 to P4 and races and decides who is to blame; `describe` turns
 //! its findings into the plain data of `verdict`, and `words` that into text.
 //!
 //! It does not know contents, time, or whether anything ran; addresses are only names to it. It makes no calls and holds no
-//! lock. It never learns what an allocator believes: only what was handed out and taken back.
+//! lock. It never learns an allocator's records: only what was handed out and taken back.
 //!
 //! A report of something impossible (a stream never created, bytes beyond a memory's end) panics with the names: then the
 //! caller is not the device that it claims to be. A mistake of a *program* is never a panic.
 
 mod clock;
+mod describe;
 mod judge;
 mod ledger;
 mod order;
 mod shadow;
-mod tell;
 #[cfg(test)]
 mod tests;
 mod verdict;
@@ -139,7 +139,7 @@ pub struct Oracle {
     order: Order,
     tally: Tally,
     /// Whether an allocator has reported anything.
-    allocator_told: bool,
+    allocator_reported: bool,
     ledger: Ledger,
     names: Names,
     recent: VecDeque<Actor>,
@@ -170,7 +170,7 @@ impl Oracle {
         Oracle {
             order: Order::new(strict),
             tally: Tally::default(),
-            allocator_told: false,
+            allocator_reported: false,
             ledger: Ledger::default(),
             names: Names::new(),
             recent: VecDeque::new(),
@@ -429,13 +429,13 @@ impl Oracle {
         stream: Option<StreamKey>,
     ) {
         self.tally.allocations += 1;
-        self.allocator_tells();
+        self.allocator_reports();
         self.judge_allocation(host, id, addr, pieces, stream);
     }
 
     /// An allocator exists, whose calls the program can use.
-    pub(super) fn allocator_tells(&mut self) {
-        self.allocator_told = true;
+    pub(super) fn allocator_reports(&mut self) {
+        self.allocator_reported = true;
     }
 
     /// These bytes of the last hand-out are mapped nowhere: an access to them is not the program's fault.
@@ -580,7 +580,8 @@ impl Oracle {
                 _ => return,
             }
         }
-        let mut violation = Violation { blame, allocator_told: self.allocator_told, ..describe(self) };
+        let mut violation =
+            Violation { blame, allocator_reported: self.allocator_reported, ..describe(self) };
         self.label(&mut violation);
         self.violations.push(violation);
     }

@@ -10,7 +10,7 @@
 //! stream does not wait for streams already destroyed (a device synchronise and a context-wide record do).
 //!
 //! Costs: an operation is O(1) if its thread learnt nothing new since the stream's last one; a join is O(pages of the clocks
-//! that are not shared). A dead stream whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
+//! that are not shared). A destroyed stream whose work the one host clock has seen complete is retired: it counts as before everything, and clocks
 //! drop it.
 //!
 //! This does not know memory, allocations or who is to blame.
@@ -116,11 +116,11 @@ impl Order {
 
     fn stream(&self, key: StreamKey) -> &Stream {
         let found = self.streams.get(key.0 as usize).and_then(Option::as_ref);
-        found.unwrap_or_else(|| panic!("the oracle was never told of {key:?}"))
+        found.unwrap_or_else(|| panic!("the oracle was never notified of {key:?}"))
     }
     fn stream_mut(&mut self, key: StreamKey) -> &mut Stream {
         let found = self.streams.get_mut(key.0 as usize).and_then(Option::as_mut);
-        found.unwrap_or_else(|| panic!("the oracle was never told of {key:?}"))
+        found.unwrap_or_else(|| panic!("the oracle was never notified of {key:?}"))
     }
     fn host_mut(&mut self, host: HostKey) -> &mut Host {
         let (host, strict) = (self.host(host), self.strict);
@@ -194,7 +194,7 @@ impl Order {
         let h = self.host_mut(host);
         let (version, known) = (h.version, h.stamp.clone());
         let s = self.stream_mut(key);
-        assert!(!s.destroyed, "the oracle was told of an action on {key:?}, which is destroyed");
+        assert!(!s.destroyed, "the oracle was notified of an action on {key:?}, which is destroyed");
         s.actions += 1;
         let (kind, device, stale) = (s.kind, s.device, s.host_seen != (host, version));
         if stale {

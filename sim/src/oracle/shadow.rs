@@ -6,7 +6,7 @@
 //! 2. Of one generation's accesses only those are kept that no kept one dominates: a write drops what it is ordered after, a
 //!    read the older reads of its own stream (and, in short lists, all that it is ordered after). Whatever is ordered after
 //!    the one kept is ordered after those dropped, and if the host sees the one kept complete it sees them complete.
-//! 3. At a new generation they become *former* accesses; those that happened before its birth are *settled*, and dropped at
+//! 3. At a new generation they become *former* accesses; those that happened before its birth are *ordered*, and dropped at
 //!    the first access of the new generation: that one and every other lawful one comes after the birth, and an unlawful one
 //!    is a violation because of that. Not earlier: a generation that is never accessed leaves nothing for the next one to come
 //!    after, so it must pass on what it got. (Dropping them at the birth was tried, and random programs found an
@@ -49,7 +49,7 @@ pub(super) struct Access {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
     /// Never handed out.
-    Nobody,
+    NeverAllocated,
     /// Handed out.
     Live(AllocationId),
     /// Handed out once, and freed.
@@ -66,8 +66,8 @@ pub(super) struct Cell {
     pub(super) now: SmallVec<[Access; 2]>,
     /// Accesses of earlier owners that are not known to be before the current one's birth.
     pub(super) former: Vec<Access>,
-    /// Accesses of earlier owners that are, while the current owner has not touched these bytes.
-    pub(super) settled: Vec<Access>,
+    /// Accesses of earlier owners that are known to be before it, kept while the current owner has not touched these bytes.
+    pub(super) ordered: Vec<Access>,
 }
 
 impl Cell {
@@ -75,7 +75,7 @@ impl Cell {
         self.owner == other.owner
             && self.now == other.now
             && self.former == other.former
-            && self.settled == other.settled
+            && self.ordered == other.ordered
     }
 }
 
@@ -95,12 +95,12 @@ impl Cell {
             };
             !dominated
         });
-        self.settled.clear();
+        self.ordered.clear();
         self.now.push(new);
     }
-    /// Makes the current accesses former ones, and those former ones settled that happened before the new birth by `settle`.
-    pub(super) fn fold(&mut self, mut settle: impl FnMut(&Access) -> bool) {
-        let older = std::mem::take(&mut self.settled);
+    /// Makes the current accesses former ones, and moves those former ones to `ordered` that happened before the new birth, by `is_ordered`.
+    pub(super) fn end_generation(&mut self, mut is_ordered: impl FnMut(&Access) -> bool) {
+        let older = std::mem::take(&mut self.ordered);
         for access in self.now.drain(..).chain(older) {
             match self.former.iter_mut().find(|f| f.at.line == access.at.line) {
                 Some(f) if f.at.tick >= access.at.tick => {}
@@ -108,7 +108,7 @@ impl Cell {
                 None => self.former.push(access),
             }
         }
-        self.settled.extend(self.former.extract_if(.., |f| settle(f)));
+        self.ordered.extend(self.former.extract_if(.., |f| is_ordered(f)));
     }
 }
 
@@ -124,10 +124,10 @@ impl Shadow {
     pub(super) fn new(bytes: u64) -> Shadow {
         let cell = Cell {
             end: bytes,
-            owner: Owner::Nobody,
+            owner: Owner::NeverAllocated,
             now: SmallVec::new(),
             former: Vec::new(),
-            settled: Vec::new(),
+            ordered: Vec::new(),
         };
         Shadow { bytes, cells: BTreeMap::from([(0, cell)]) }
     }
@@ -156,7 +156,7 @@ impl Shadow {
     pub(super) fn visit(&mut self, start: u64, end: u64, mut visit: impl FnMut(u64, &mut Cell)) {
         assert!(
             start <= end && end <= self.bytes,
-            "the oracle was told of bytes {start}..{end} of memory of {} bytes",
+            "the oracle was notified of bytes {start}..{end} of memory of {} bytes",
             self.bytes
         );
         if start == end {
@@ -264,18 +264,18 @@ mod tests {
         let mut s = Shadow::new(1);
         s.visit(0, 1, |_, c| {
             c.add(access(1, 5, AccessKind::Write), |_| false);
-            c.fold(|_| false);
+            c.end_generation(|_| false);
             c.add(access(1, 4, AccessKind::Read), |_| false);
             c.add(access(2, 1, AccessKind::Read), |_| false);
-            c.fold(|f| f.at.tick == 1);
+            c.end_generation(|f| f.at.tick == 1);
             assert_eq!(c.former.iter().map(|a| a.at.tick).collect::<Vec<_>>(), [5]);
-            assert_eq!(c.settled.iter().map(|a| a.at.tick).collect::<Vec<_>>(), [1]);
+            assert_eq!(c.ordered.iter().map(|a| a.at.tick).collect::<Vec<_>>(), [1]);
             assert!(c.now.is_empty());
-            c.fold(|_| false);
+            c.end_generation(|_| false);
             assert_eq!(c.former.len(), 2, "an owner that touched nothing hands on what it was given");
-            c.fold(|_| true);
+            c.end_generation(|_| true);
             c.add(access(3, 1, AccessKind::Read), |_| false);
-            assert!(c.former.is_empty() && c.settled.is_empty());
+            assert!(c.former.is_empty() && c.ordered.is_empty());
         });
     }
 

@@ -1,4 +1,4 @@
-//! The judge judged: lawful programs pass, and each bad one is convicted of exactly what it did.
+//! The oracle's own tests: correct programs pass, and each wrong one gets exactly the violation that it committed.
 //!
 //! No device: the tests tell the oracle what a device would. `lawful` and `unlawful` list what is accepted and what is
 //! rejected, `edges` has the rules of order E1 to E8, `blame` who is at fault, `words` what a person reads, `counts` the tally,
@@ -31,7 +31,7 @@ const LEGACY: u32 = 9;
 
 use AccessKind::{Read, Write};
 
-/// An oracle with streams and memory, and short names for what is told to it.
+/// An oracle with streams and memory, and short names for the notices that it gets.
 struct Bench {
     oracle: Oracle,
     next: u32,

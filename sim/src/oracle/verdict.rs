@@ -38,7 +38,7 @@ pub struct Tally {
     pub allocations: u64,
     /// Frees reported.
     pub frees: u64,
-    /// Violations found, whoever is to blame.
+    /// Violations found, the program's and the allocator's.
     pub violations: u64,
     /// Of these, the allocator's.
     pub violations_of_allocator: u64,
@@ -234,11 +234,26 @@ pub struct Violation {
     /// The labels of the streams involved.
     pub streams: Vec<StreamLabel>,
     /// Whether an allocator had reported anything by then: then its calls make the edge, else the simulator's own.
-    pub allocator_told: bool,
+    pub allocator_reported: bool,
 }
 
 /// Something was violated. Displays the first few violations, the allocator's before the program's.
-#[derive(Clone, PartialEq, Eq, Debug)]
+///
+/// ```
+/// use millpond_driver::Memory;
+/// use millpond_sim::{Launch, Sim, oracle::{Blame, Property}};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let sim = Sim::new(1 << 30);
+/// let (data, writer, reader) = (sim.allocate(4096)?, sim.stream()?, sim.stream()?);
+/// sim.launch(&writer, Launch::new("produce").writes(data.addr(), 4096))?;
+/// sim.launch(&reader, Launch::new("consume").reads(data.addr(), 4096))?;    // no event, no wait
+/// let verdict = sim.verdict().unwrap_err().oracle.expect("the oracle's part");
+/// let race = &verdict.violations[0];
+/// assert_eq!((race.property, race.blame, verdict.more), (Property::Race, Blame::Program, 0));
+/// assert!(race.missing.is_some());                          // the edge whose absence makes it a race
+/// # Ok(()) }
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub struct Verdict {
     /// The violations kept, the allocator's in preference.
@@ -248,5 +263,3 @@ pub struct Verdict {
     /// The counts; boxed, to keep errors small.
     pub tally: Box<Tally>,
 }
-
-impl std::error::Error for Verdict {}

@@ -170,11 +170,11 @@ impl Violation {
     /// The call that orders a stream, or the host, behind another stream: the allocator's, or the simulator's own.
     fn ordering_call(&self, from: &str, to: Point, width: usize) -> String {
         match to {
-            Point::Host { .. } if self.allocator_told => format!("{from}.synchronize()"),
+            Point::Host { .. } if self.allocator_reported => format!("{from}.synchronize()"),
             Point::Host { .. } => format!("sim.synchronize_stream(&{from})?"),
             Point::Stream { id, .. } => {
                 let to = self.variable(id, width);
-                if self.allocator_told {
+                if self.allocator_reported {
                     format!("{to}.wait_stream(&{from})")
                 } else if width >= ROOMY[0] {
                     format!("sim.record(&e, &{from})?; sim.wait(&{to}, &e)?")
@@ -249,8 +249,8 @@ impl Violation {
             let Some(earlier) = &self.earlier else { return String::new() };
             let of =
                 earlier.allocation.as_ref().map_or_else(String::new, |h| format!("{of}{}", h.words(width)));
-            let told = if self.fault == Fault::MissingRecordUse { ", not recorded" } else { "" };
-            format!("{of} that {} may still {}{told}", actor(earlier, width), verbs(earlier.kind).1)
+            let unrecorded = if self.fault == Fault::MissingRecordUse { ", not recorded" } else { "" };
+            format!("{of} that {} may still {}{unrecorded}", actor(earlier, width), verbs(earlier.kind).1)
         };
         let (first, its) = match &self.earlier {
             Some(earlier) => (actor(earlier, width), verbs(earlier.kind).0),
@@ -281,7 +281,7 @@ impl Violation {
             }
             Fault::AfterFree => format!("{who} {does} {} after its free", held()),
             Fault::Overrun => format!("{who} {does} {} that reach beyond {}", bytes(touched), held()),
-            Fault::NotHandedOut => format!("{who} {does} {} that nobody was given", bytes(touched)),
+            Fault::NotHandedOut => format!("{who} {does} {} that were never handed out", bytes(touched)),
             Fault::UnknownAllocation => format!("{who} {does} {} of {}", bytes(touched), held()),
             Fault::NothingMapped => {
                 let (at, n) = self.unmapped.unwrap_or_default();
@@ -422,7 +422,7 @@ impl Violation {
             return format!("missing edge: {} -> {to}: {call} once it is made", held.words(width));
         }
         let call = self.ordering_call(&from_stream, missing.to, width);
-        let told = match (blame, self.property) {
+        let advice = match (blame, self.property) {
             (Blame::Allocator, Property::P4) => {
                 format!("{call} first; report an allocator that did not")
             }
@@ -440,7 +440,7 @@ impl Violation {
             n if width > ROOMY[2] => format!(" (ordered up to operation {})", n - 1),
             _ => String::new(),
         };
-        format!("missing edge: {from} -> {to}: {told}{known}")
+        format!("missing edge: {from} -> {to}: {advice}{known}")
     }
 }
 
@@ -461,7 +461,7 @@ impl Fault {
                 "nothing in the program; report it: memory is there from the allocation to the free"
             }
             Fault::AfterFree => "free it after the last use was queued, or keep it alive until then",
-            Fault::Overrun => "check the length given to the operation against the bytes that were asked for",
+            Fault::Overrun => "check the length given to the operation against the requested bytes",
             Fault::NotHandedOut => "check the address and the length: they lie outside every allocation",
             Fault::UnknownAllocation => {
                 "check that it was allocated, and not freed, before the operation was queued"

@@ -48,7 +48,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
                 end_what_is_over(&[touch]);
                 return Err(e.into());
             }
-            borrow_by_anybody(touch);
+            borrow_on_unknown_stream(touch);
             return Ok(());
         }
     };
@@ -75,7 +75,7 @@ pub(crate) fn borrow<D: Driver>(stream: &Named<'_, D>, touch: Touch<'_, D>) -> R
 
 /// Lets unknown code queue operations on any stream of the context while it borrows the array. Orders
 /// nothing.
-pub(crate) fn borrow_by_anybody<D: Driver>(touch: Touch<'_, D>) {
+pub(crate) fn borrow_on_unknown_stream<D: Driver>(touch: Touch<'_, D>) {
     let of = touch.of;
     let Some(holder) = of.holder() else { return };
     holder.borrow_use(holder.via().registry.context(), touch.intent.access());

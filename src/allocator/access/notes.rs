@@ -30,7 +30,7 @@ impl<D: Driver> Tracked<D> {
     /// Notifies a checking device and the watchers that this stream uses it: until now, or from now on.
     pub(crate) fn note_used(&self, driver: &D, stream: StreamId, so_far: bool) {
         if let Some(watchers) = &self.watchers {
-            watchers.tell_used(stream);
+            watchers.notify_used(stream);
         }
         let ours = |id| Note::Used { id, stream, so_far };
         self.note(driver, ours, |addr| Note::UsedAt { addr, stream, so_far });

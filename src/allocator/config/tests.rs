@@ -15,33 +15,60 @@ fn growths() -> impl Strategy<Value = Growth> {
     prop_oneof![Just(Growth::Exact), rounded]
 }
 
+fn footprints() -> impl Strategy<Value = Footprint> {
+    let all = (0.0..=1.0, any::<u64>(), any::<Option<u32>>(), 0.0..=1.0, any::<Duration>());
+    all.prop_map(|(slack, largest_handle, moves, time, credit)| Footprint {
+        slack,
+        largest_handle,
+        moves,
+        time,
+        credit,
+    })
+}
+
 /// All options that are data.
 fn configs() -> impl Strategy<Value = Config> {
     let waits = proptest::option::of(any::<Duration>());
     let policies = prop_oneof![Just(Policy::Latency), Just(Policy::Footprint)];
-    let reuses = prop_oneof![Just(Reuse::Never), Just(Reuse::Ordered), Just(Reuse::WithWaits)];
-    let numbers = (any::<Option<u64>>(), any::<Option<usize>>());
+    let reuses = prop_oneof![
+        Just(Reuse::Never),
+        Just(Reuse::Ordered),
+        Just(Reuse::KnownWaits),
+        Just(Reuse::WithWaits)
+    ];
+    let numbers = (any::<Option<u64>>(), any::<Option<usize>>(), footprints());
     let memory =
         prop_oneof![Just(VirtualMemory::Auto), Just(VirtualMemory::Never), Just(VirtualMemory::Always)];
-    let all = (limits(), growths(), policies, reuses, waits, numbers, any::<[bool; 3]>(), memory);
-    all.prop_map(|(limit, growth, policy, reuse, wait, (pinned_limit, few), flags, virtual_memory)| {
-        let [deterministic, exact_fit, scrub] = flags;
-        Config {
-            limit,
-            pinned_limit,
-            policy,
-            reuse,
-            growth,
-            deterministic,
-            exact_fit,
-            scrub,
-            virtual_memory,
-            wait,
-            few,
-            sinks: Vec::new(),
-            hook: None,
-        }
-    })
+    let bounds = [limits(), limits(), limits(), limits()];
+    let all = (bounds, growths(), policies, reuses, waits, numbers, any::<[bool; 3]>(), memory);
+    all.prop_map(
+        |(bounds, growth, policy, reuse, wait, (pinned_limit, few, footprint), flags, virtual_memory)| {
+            let [deterministic, exact_fit, scrub] = flags;
+            let [limit, soft_limit, low_watermark, high_watermark] = bounds;
+            Config {
+                limit,
+                soft_limit,
+                low_watermark,
+                high_watermark,
+                pinned_limit,
+                policy,
+                reuse,
+                growth,
+                deterministic,
+                exact_fit,
+                scrub,
+                virtual_memory,
+                footprint,
+                handles: Handles { exportable: exact_fit, one_above: pinned_limit, ..Handles::default() },
+                wait,
+                few,
+                sinks: Vec::new(),
+                hook: None,
+                clock: None,
+                group: None,
+            }
+        },
+    )
 }
 
 /// `Debug` shows every field of a `Config`.
@@ -59,8 +86,8 @@ proptest! {
         // In the order of the fields, as formats without names have them.
         let serde_json::Value::Object(fields) = serde_json::to_value(&config).unwrap() else { panic!() };
         let names = [
-            "limit", "pinned_limit", "policy", "reuse", "growth", "deterministic", "exact_fit", "scrub",
-            "virtual_memory", "bounded_wait", "look_at_each_of",
+            "limit", "soft_limit", "low_watermark", "high_watermark", "pinned_limit", "policy", "reuse", "growth", "deterministic", "exact_fit", "scrub",
+            "virtual_memory", "footprint", "handles", "bounded_wait", "look_at_each_of",
         ];
         prop_assert_eq!(fields.len(), names.len());
         let row: Vec<_> = names.iter().map(|name| fields[*name].clone()).collect();
@@ -95,6 +122,7 @@ fn a_wrong_value_is_refused_by_the_name_of_its_option() {
         r#"{"limit": {"bytes": -1}}"#,
         r#"{"growth": {"rounded": {"small": 1, "large": 2}}}"#,
         r#"{"bounded_wait": 2000}"#,
+        r#"{"footprint": {"slack": "much"}}"#,
         r#"{"pinned_limit": "4GiB"}"#,
         "7",
     ];
@@ -106,6 +134,7 @@ fn a_wrong_value_is_refused_by_the_name_of_its_option() {
     limit: invalid value: integer `-1`, expected u64 at line 1 column 22
     growth: missing field `multiple` at line 1 column 47
     bounded_wait: invalid type: integer `2000`, expected struct Duration at line 1 column 21
+    footprint: slack: invalid type: string "much", expected f64 at line 1 column 30
     pinned_limit: invalid type: string "4GiB", expected u64 at line 1 column 23
     invalid type: integer `7`, expected a struct Config at line 1 column 1
     "#);

@@ -38,7 +38,7 @@ pub(super) struct Borrows {
 }
 
 impl Borrows {
-    /// None.
+    /// No borrow.
     pub(super) fn not() -> Borrows {
         Borrows { to_write: AtomicBool::new(false), at_all: AtomicBool::new(false) }
     }
@@ -138,7 +138,7 @@ impl<D: Driver> PinnedAllocation<D> {
         let advice = if captures(error) || rest.is_some_and(captures) {
             "if a stream is capturing, end the capture first"
         } else if error.kind == DriverErrorKind::NotSupported {
-            "synchronise the allocator when nobody captures, and look again"
+            "synchronise the allocator while no graph is being captured, and look again"
         } else {
             "look again, or synchronise the allocator"
         };

@@ -100,7 +100,7 @@ impl<D: Driver> HostPool<D> {
     /// Walks the heap.
     ///
     /// # Panics
-    /// With the number of the invariant that is broken.
+    /// If an invariant does not hold; the message has its number.
     pub(crate) fn check(&self) {
         let state = self.lock();
         state.pool.heap.check();

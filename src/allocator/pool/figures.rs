@@ -8,11 +8,11 @@ use super::super::oom_facts::ByName;
 use super::pieces::{Pieces, in_flight_held_back, in_pieces, longest_free, oldest_in_flight, piece};
 use super::{Pool, PoolState};
 use crate::driver::{Driver, StreamKind};
-use crate::heap::{ChunkId, Heap};
+use crate::heap::{ChunkId, FreeRange, Heap};
 use crate::order::InFlight;
 use crate::report::{Counters, DEFAULT, Histogram, PER_THREAD_DEFAULT, PoolReport};
 use crate::sync::Arc;
-use crate::units::{AllocationId, Epoch, SegmentId, StreamId};
+use crate::units::{AllocationId, Epoch, StreamId};
 
 /// The name of a stream that the program did not create: its number says little.
 fn default_name(kind: StreamKind) -> Option<String> {
@@ -44,7 +44,7 @@ impl PoolState {
     }
 
     /// What the pool has done, and the sizes of its requests.
-    pub(crate) fn did(&self) -> (Counters, Histogram) {
+    pub(crate) fn counters_and_sizes(&self) -> (Counters, Histogram) {
         (self.counters(), self.sizes())
     }
 
@@ -137,12 +137,12 @@ impl<D: Driver> Pool<D> {
     /// Freed bytes that can serve only the pool's own stream, if any.
     pub(in super::super) fn held_back(&self) -> u64 {
         let mut free = 0;
-        self.for_free_held_back(|_, bytes| free += bytes);
+        self.for_free_held_back(|range| free += range.len.bytes());
         free + in_flight_held_back(self, &self.core.registry, self.core.driver.expects_captures())
     }
 
-    /// Free ranges whose last use nothing can show to be complete, by the segment that they lie in, in bytes.
-    pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(SegmentId, u64)) {
+    /// Free ranges whose last use nothing can show to be complete.
+    pub(in super::super) fn for_free_held_back(&self, mut of: impl FnMut(FreeRange)) {
         let unmarked = self.timeline.is_named_only() || self.timeline.is_closed_without(Epoch(u64::MAX)).1;
         if !unmarked || !self.timeline.is_held_back(Epoch(u64::MAX), self.core.driver.expects_captures()) {
             return;
@@ -150,7 +150,7 @@ impl<D: Driver> Pool<D> {
         let covered = self.timeline.covered();
         in_pieces(self, 0, |heap, _, from| {
             let (end, free) = heap.free_from(from, piece() as u32)?;
-            free.filter(|range| range.stamp > covered).for_each(|range| of(range.segment, range.len.bytes()));
+            free.filter(|range| range.stamp > covered).for_each(&mut of);
             Some(end)
         });
     }

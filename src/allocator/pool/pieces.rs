@@ -2,10 +2,10 @@
 
 use crate::allocator::registry::Registry;
 use crate::driver::Driver;
-use crate::heap::Heap;
+use crate::heap::{ChunkId, Heap, RangeMap, SegmentView};
 use crate::laws::cost;
 use crate::order::{InFlight, Pending};
-use crate::units::Granules;
+use crate::units::{Granules, SegmentId};
 
 /// How many records a report reads in one hold of a pool's lock: some microseconds, however many there are. The rest is read in later
 /// holds, so that a hit waits for one piece and not for all. The figures are exact when no other thread works meanwhile, as all of a report is.
@@ -82,4 +82,39 @@ pub(super) fn oldest_in_flight<D: Driver>(of: &impl Pieces, registry: &Registry<
         last
     });
     oldest
+}
+
+/// The ranges that are here, of windows only or of plain segments too.
+pub(in crate::allocator) fn each_range(
+    of: &impl Pieces,
+    windows_only: bool,
+    mut each: impl FnMut(SegmentId, RangeMap),
+) {
+    in_pieces(of, 0, |heap, _, from| {
+        let (end, ranges) = heap.ranges_from(from, piece() as u32, windows_only)?;
+        ranges.for_each(|(segment, range)| each(segment, range));
+        Some(end)
+    });
+}
+
+/// The segments that the pool knows.
+pub(in crate::allocator) fn each_segment(of: &impl Pieces, mut each: impl FnMut(SegmentView)) {
+    in_pieces(of, 0, |heap, _, from| {
+        let end = from + piece();
+        heap.segments().skip(from).take(piece()).for_each(&mut each);
+        (end < heap.segments().len()).then_some(end)
+    });
+}
+
+/// The ranges in flight, by their segments.
+pub(in crate::allocator) fn each_in_flight(of: &impl Pieces, mut each: impl FnMut(SegmentId, Granules)) {
+    in_pieces(of, None, |heap, in_flight, from| {
+        let mut last = None;
+        for (place, entry) in in_flight.behind(from).take(piece()) {
+            let view = heap.view(ChunkId::from_index(entry.chunk), entry.generation);
+            each(view.segment, view.len);
+            last = Some(Some(place));
+        }
+        last
+    });
 }

@@ -78,7 +78,7 @@ impl Watch {
     /// The allocator and all its streams are gone: the last free here ends the pool.
     pub(crate) const ORPHAN: Watch = Watch(2);
     /// Another pool's miss searched here: frees raise the due flag, so that their ranges can migrate early.
-    pub(crate) const ASKED: Watch = Watch(4);
+    pub(crate) const SEARCHED: Watch = Watch(4);
     /// Some allocation has a name.
     pub(super) const NAMED: Watch = Watch(8);
     /// There are sinks for events.
@@ -226,6 +226,20 @@ impl PoolState {
         }
         let taken = self.heap.take_of(brought, want, requested)?;
         self.count_size(want.len);
+        self.missed += 1;
+        Some(taken)
+    }
+
+    /// Takes a part of a free chunk for a miss that knows what is behind the addresses.
+    pub(crate) fn take_at(
+        &mut self,
+        chunk: ChunkId,
+        offset: Granules,
+        len: Granules,
+        requested: u64,
+    ) -> Option<Taken> {
+        let taken = self.heap.take_at(chunk, offset, len, requested)?;
+        self.count_size(len);
         self.missed += 1;
         Some(taken)
     }

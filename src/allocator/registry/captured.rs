@@ -1,6 +1,6 @@
 //! Published markers whose events a capture took.
 //!
-//! The driver is asked after each record whether the stream captures, and if so the event is discarded. A capture that began *and ended* between
+//! The driver is queried after each record whether the stream captures, and if so the event is discarded. A capture that began *and ended* between
 //! two such checks is not seen: the event is published, and every query and wait for it fails (error 1 from CUDA's drivers, which the backend
 //! recognises). That is never "complete" nor an order. The call that meets the error takes the marker out. Its number covers nothing then, as if
 //! the record had failed; another marker falls due, and a call that needs the stream takes the next one or makes it.

@@ -14,6 +14,7 @@
 //!
 //! It does not know pools or bytes.
 
+use super::super::bounded::Place;
 use super::super::events::{LEAST, SharedEvent};
 use super::{CLOSING, CONTEXT, Registry, StreamTimeline};
 use crate::driver::{Driver, DriverResult};
@@ -33,7 +34,7 @@ const UNFINISHED: usize = 32;
 /// How long it waits for the end of older ones, in all.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// With so many markers, each retirement makes a due sweep a little later, instead of due at once.
+/// From this number of markers on, each retirement makes a due sweep a little later, instead of due at once.
 const BURST: u64 = 4 * LEAST as u64;
 
 /// When so many markers were retired for each event that the pool may keep, the pool's size is fitted to the need: a program that synchronises before
@@ -44,7 +45,7 @@ const EVENTS_PAID: u64 = 8;
 /// burst left, and a loop of bursts and waits creates eight events a wait anew at most.
 const WAIT_PAYS: u64 = 256;
 
-/// How many queries without news end a search that a request makes: with a hundred streams that are behind, each miss would
+/// How many queries in vain end a search that a request makes: with a hundred streams that are behind, each miss would
 /// otherwise query the device a hundred times. The sweeps that markers pay for query all timelines.
 pub(crate) const QUESTIONS: usize = 4;
 
@@ -56,7 +57,7 @@ pub(super) struct Outstanding {
     /// The most there were since the pool of events was last fitted, and how many were retired since, or what counts as much.
     peak: AtomicU64,
     retired: AtomicU64,
-    /// With so many, all timelines are swept; [`LOOKING`] during a sweep.
+    /// The number at which all timelines are swept; [`LOOKING`] during a sweep.
     look_at: AtomicU64,
     /// Timelines in the table: what a sweep costs.
     timelines: AtomicU64,
@@ -64,11 +65,11 @@ pub(super) struct Outstanding {
     closed: AtomicU64,
     finish_at: AtomicU64,
     /// How many allocators of the device learn from queries.
-    asks: AtomicU32,
+    queries_allowed: AtomicU32,
     /// Where the next search among many timelines starts.
     turn: AtomicU32,
     /// The closed timeline that was queried last.
-    asked: AtomicU32,
+    queried: AtomicU32,
 }
 
 /// [`Outstanding::look_at`] during a sweep.
@@ -96,9 +97,9 @@ impl Default for Outstanding {
             timelines: AtomicU64::new(0),
             closed: AtomicU64::new(0),
             finish_at: AtomicU64::new(2 * UNFINISHED as u64),
-            asks: AtomicU32::new(0),
+            queries_allowed: AtomicU32::new(0),
             turn: AtomicU32::new(0),
-            asked: AtomicU32::new(0),
+            queried: AtomicU32::new(0),
         }
     }
 }
@@ -106,14 +107,14 @@ impl Default for Outstanding {
 impl<D: Driver> Registry<D> {
     /// An allocator of this device that learns from queries was created.
     pub(crate) fn allow_queries(&self) {
-        self.outstanding.asks.fetch_add(1, Ordering::Relaxed);
+        self.outstanding.queries_allowed.fetch_add(1, Ordering::Relaxed);
     }
     /// It was dropped.
     pub(crate) fn disallow_queries(&self) {
-        self.outstanding.asks.fetch_sub(1, Ordering::Relaxed);
+        self.outstanding.queries_allowed.fetch_sub(1, Ordering::Relaxed);
     }
-    pub(super) fn asks(&self) -> bool {
-        self.outstanding.asks.load(Ordering::Relaxed) != 0
+    pub(super) fn queries_allowed(&self) -> bool {
+        self.outstanding.queries_allowed.load(Ordering::Relaxed) != 0
     }
 
     /// How many timelines are in the table.
@@ -133,7 +134,7 @@ impl<D: Driver> Registry<D> {
         self.outstanding.peak.fetch_max(now, Ordering::Relaxed);
         let number = marker.number;
         timeline.publish(marker);
-        timeline.listeners.tell();
+        timeline.listeners.notify();
         // A wait for the device that began after the reservation may have proved the number, and the timeline may have left the table since: the
         // thread that retires complete markers came too early for this one.
         if timeline.seen() >= number {
@@ -212,7 +213,7 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// So many markers were retired, or what counts as much, and `left` are still there.
+    /// Counts `markers` that were retired, or what counts as much; `left` are still there.
     fn pay_for_events(&self, markers: u64, left: u64) {
         let max = self.events.max();
         let retired = self.outstanding.retired.fetch_add(markers, Ordering::Relaxed) + markers;
@@ -237,7 +238,7 @@ impl<D: Driver> Registry<D> {
     /// Queries the published markers of a timeline for the newest one that is complete, by bisection. A complete event is the expensive
     /// one to query (DESIGN.md, what the driver costs), so none is queried twice.
     ///
-    /// Returns whether that brought news; `None` if there was nothing to query. A failed query
+    /// Returns whether more is complete; `None` if there was nothing to query. A failed query
     /// says nothing about the other markers: it neither ends the search, nor is it the first one that the next search repeats. An event that a capture
     /// took is queried once, and then removed.
     ///
@@ -298,8 +299,8 @@ impl<D: Driver> Registry<D> {
         laws::is_done(answer)
     }
 
-    /// Drains ranges in flight to the end. `drain` takes out what is over and returns which uses the rest waits for; if `asks`, their
-    /// timelines are queried, each once, until so many `questions` brought no news. A range whose use is over
+    /// Drains ranges in flight to the end. `drain` takes out what is over and returns which uses the rest waits for; if `queries`, their
+    /// timelines are queried, each once, until so many `questions` were in vain. A range whose use is over
     /// waits for its next one, so it may take as many rounds as a range has uses. A stream that cannot be queried does not keep
     /// the others from it.
     ///
@@ -308,14 +309,14 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn drain_to_end(
         &self,
         driver: &D,
-        asks: bool,
+        queries_allowed: bool,
         mut questions: usize,
         mut drain: impl FnMut() -> Vec<Pending>,
     ) -> DriverResult<()> {
-        let (mut asked, mut refused) = (BTreeSet::new(), Ok(()));
+        let (mut queried, mut refused) = (BTreeSet::new(), Ok(()));
         loop {
             let mut waiting = drain();
-            waiting.retain(|p| asks && asked.insert(p.on));
+            waiting.retain(|p| queries_allowed && queried.insert(p.on));
             if waiting.is_empty() || questions == 0 {
                 return refused;
             }
@@ -323,9 +324,9 @@ impl<D: Driver> Registry<D> {
             let from = self.outstanding.turn.fetch_add(QUESTIONS as u32, Ordering::Relaxed) as usize;
             let from = if waiting.len() > QUESTIONS { from % waiting.len() } else { 0 };
             waiting.rotate_left(from);
-            for timeline in self.timelines_with_news(&waiting) {
+            for timeline in self.timelines_with_progress(&waiting) {
                 match self.poll_completed(driver, &timeline) {
-                    Ok(news) => questions -= usize::from(news == Some(false)),
+                    Ok(progressed) => questions -= usize::from(progressed == Some(false)),
                     Err(e) if e.is_of_one_stream() => {
                         questions -= 1;
                         refused = refused.and(Err(e));
@@ -339,18 +340,18 @@ impl<D: Driver> Registry<D> {
         }
     }
 
-    /// Those of the timelines that a query may bring news of. Ranges may wait for thousands that have no marker yet: they cost a look
+    /// Those of the timelines of which a query may find more complete. Ranges may wait for thousands that have no marker yet: they cost a look
     /// at two numbers each, and one lock in all.
-    fn timelines_with_news(&self, waiting: &[Pending]) -> Vec<Arc<StreamTimeline<D>>> {
+    fn timelines_with_progress(&self, waiting: &[Pending]) -> Vec<Arc<StreamTimeline<D>>> {
         let seen = self.seen();
         let timelines = waiting.iter().filter_map(|p| seen.timeline(p.on));
-        timelines.filter(|timeline| timeline.may_have_news()).cloned().collect()
+        timelines.filter(|timeline| timeline.may_have_progressed()).cloned().collect()
     }
 
     /// A marker fell due because ranges wait for this timeline: learns what is complete of it, so that frees find ranges to
     /// drain even if no request misses.
     pub(crate) fn learn_of(&self, driver: &D, timeline: &StreamTimeline<D>) {
-        if self.asks() {
+        if self.queries_allowed() {
             // On an error, the next call that needs the stream returns it.
             let _ = self.poll_completed(driver, timeline);
         }
@@ -365,22 +366,22 @@ impl<D: Driver> Registry<D> {
         else {
             return Ok(true);
         };
-        let asked = self.with_marker(driver, &timeline, pending.epoch, CLOSING, |marker| {
+        let queried = self.with_marker(driver, &timeline, pending.epoch, CLOSING, |marker| {
             let done = self.is_done(driver, marker)?;
             if done {
                 self.marker_complete(&timeline, marker);
             }
             Ok(done)
         });
-        Ok(asked?.unwrap_or(true))
+        Ok(queried?.unwrap_or(true))
     }
 
-    /// Queries timelines that a crowded clock names, until [`QUESTIONS`] brought no news. The middle one first, then the middle of one half, and so on:
+    /// Queries timelines that a crowded clock names, until [`QUESTIONS`] were in vain. The middle one first, then the middle of one half, and so on:
     /// of streams that wait for each other the older ones are complete, and each answer covers all that were ordered before. Then one
     /// after the other, because streams may not have waited for each other: also those before the first incomplete one, which no answer
     /// may have covered.
-    pub(super) fn ask_named(&self, driver: &D, clock: &Clock) {
-        if !self.asks() {
+    pub(super) fn query_named(&self, driver: &D, clock: &Clock) {
+        if !self.queries_allowed() {
             return;
         }
         let named: Vec<Pending> = clock.iter().map(|(on, epoch)| Pending { on, epoch }).collect();
@@ -388,7 +389,7 @@ impl<D: Driver> Registry<D> {
             // On an error, the next call that needs the stream returns it.
             self.timeline(p.on).is_none_or(|timeline| {
                 timeline.seen() >= p.epoch
-                    || (self.poll_completed(driver, &timeline).is_ok_and(|news| news == Some(true))
+                    || (self.poll_completed(driver, &timeline).is_ok_and(|more| more == Some(true))
                         && timeline.seen() >= p.epoch)
             })
         };
@@ -404,11 +405,11 @@ impl<D: Driver> Registry<D> {
     }
 
     /// Queries the end of closed streams, one after the other, each call starting where the last one stopped, until
-    /// [`QUESTIONS`] brought no news: slow streams do not hide the others.
-    pub(crate) fn ask_closed(&self, driver: &D) {
+    /// [`QUESTIONS`] were in vain: slow streams do not hide the others.
+    pub(crate) fn query_closed(&self, driver: &D) {
         let mut closed = self.timelines();
         closed.retain(|timeline| timeline.is_closed());
-        let last = self.outstanding.asked.load(Ordering::Relaxed);
+        let last = self.outstanding.queried.load(Ordering::Relaxed);
         let from = closed.partition_point(|timeline| timeline.id.0 <= last);
         closed.rotate_left(from);
         let mut questions = QUESTIONS;
@@ -416,7 +417,7 @@ impl<D: Driver> Registry<D> {
             if questions == 0 {
                 break;
             }
-            self.outstanding.asked.store(timeline.id.0, Ordering::Relaxed);
+            self.outstanding.queried.store(timeline.id.0, Ordering::Relaxed);
             // An error is not completion (O4); the next call that needs the timeline returns it.
             questions -=
                 usize::from(!matches!(self.poll_completed(driver, &timeline), Ok(Some(true) | None)));
@@ -440,7 +441,7 @@ impl<D: Driver> Registry<D> {
         let timelines: Vec<Arc<StreamTimeline<D>>> = self.table.lock().by_id.values().cloned().collect();
         for timeline in &timelines {
             self.retire_markers(timeline);
-            if self.asks() {
+            if self.queries_allowed() {
                 // On an error, the next call that needs the stream returns it.
                 let _ = self.poll_completed(driver, timeline);
             } else {
@@ -472,11 +473,11 @@ impl<D: Driver> Registry<D> {
     pub(crate) fn finish_closed(&self, driver: &D, patience: Option<Duration>) {
         let out = &self.outstanding;
         let few = out.closed.load(Ordering::Relaxed) <= out.finish_at.load(Ordering::Relaxed);
-        if !cost::finishes(self.asks(), few) {
+        if !cost::finishes(self.queries_allowed(), few) {
             return;
         }
         let patience = patience.unwrap_or(PATIENCE).min(PATIENCE);
-        let waitable = self.waitable(driver);
+        let waitable = self.waitable();
         let mut ended: Vec<_> = self.timelines().into_iter().filter(|l| l.is_closed()).collect();
         ended.truncate(ended.len().saturating_sub(UNFINISHED));
         let mut ended: Vec<Pending> =
@@ -534,14 +535,18 @@ impl<D: Driver> Registry<D> {
         };
         for timeline in &over {
             self.retire_markers(timeline);
-            self.set_independent(timeline, false);
+            self.declare(timeline, Place::Undeclared, true);
         }
+        let any_left = !over.is_empty();
         drop(over);
         // The last reference to a timeline, and with it to its events, is not dropped under the table's lock.
         let timelines = self.timelines();
         let seen = self.seen();
         for timeline in &timelines {
             timeline.forget_names(&seen);
+        }
+        if any_left {
+            seen.forget_edges(&timelines);
         }
         drop(seen);
         drop(timelines);

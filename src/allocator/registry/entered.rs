@@ -60,8 +60,8 @@ impl<D: Driver> Registry<D> {
         if self.timeline_count() <= self.attach_above.0.load(Ordering::Relaxed) {
             return;
         }
-        if self.asks() {
-            self.ask_closed(driver);
+        if self.queries_allowed() {
+            self.query_closed(driver);
         }
         self.retire();
         self.attach_above.0.store((SWEEP_LEAST as u64).max(2 * self.timeline_count()), Ordering::Relaxed);

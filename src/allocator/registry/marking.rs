@@ -64,12 +64,12 @@ impl Means {
         let (Means::Handle, Some(native)) = (self, native) else {
             return driver.record_context(event);
         };
-        let asked = timeline.adopted.load(Ordering::Relaxed) || driver.may_capture(native);
-        if asked && named == Named::No && driver.is_capturing(native)? {
+        let may_capture = timeline.adopted.load(Ordering::Relaxed) || driver.may_capture(native);
+        if may_capture && named == Named::No && driver.is_capturing(native)? {
             return Err(captured(timeline));
         }
         driver.record(event, native)?;
-        if laws::asks_again(asked) && driver.is_capturing(native)? {
+        if laws::queries_again(may_capture) && driver.is_capturing(native)? {
             return Err(captured(timeline));
         }
         Ok(())
@@ -86,7 +86,7 @@ impl<D: Driver> Registry<D> {
     ///
     /// # Errors
     /// The driver's, from the check of a stream that is there: it may capture.
-    pub(crate) fn who_captures(
+    pub(crate) fn find_capturing(
         &self,
         driver: &D,
         timelines: &[Arc<StreamTimeline<D>>],
@@ -114,8 +114,8 @@ impl<D: Driver> Registry<D> {
     /// # Errors
     /// A stream captures: nothing was waited for. The driver's.
     pub(crate) fn synchronize_instead(&self, driver: &D) -> DriverResult<()> {
-        if laws::asks_who_captures()
-            && let Some(stream) = self.who_captures(driver, &self.timelines())?
+        if laws::checks_captures()
+            && let Some(stream) = self.find_capturing(driver, &self.timelines())?
         {
             let message = format!("{stream} is capturing a graph, which a wait for the device would end");
             return Err(DriverError::new("synchronize", 900, DriverErrorKind::Capturing, message));
@@ -133,7 +133,7 @@ fn captured<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
 /// The error of a marker that cannot be made by this call.
 pub(super) fn held_back<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
     let what = if timeline.id == CONTEXT {
-        "work on streams that no allocator holds (memory was borrowed by it, or freed behind it with its users unknown) needs a context-wide event, which would destroy a capture that somebody may have begun: what was freed behind it is held back until the program synchronises, which counts it over (Allocator::synchronize), and an operation that this refused can be repeated then; adopt such a stream before it is given memory".to_owned()
+        "work on streams that no allocator holds (memory was borrowed by it, or freed behind it with its users unknown) needs a context-wide event, which would destroy any capture in progress: what was freed behind it is held back until the program synchronises, which counts it over (Allocator::synchronize), and an operation that this refused can be repeated then; adopt such a stream before it is given memory".to_owned()
     } else {
         format!(
             "{} is marked only in calls that name it, or on its own thread: what it holds is held back until it is named again or the program synchronises",
@@ -146,7 +146,7 @@ pub(super) fn held_back<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError 
 /// The error of one stream whose memory is passed over. A request does not wait for a stream's end.
 pub(super) fn closing<D: Driver>(timeline: &StreamTimeline<D>) -> DriverError {
     let what = format!(
-        "{} ends, its last marker could not be recorded, and whoever ends it waits for the whole of it: what it holds can be had when that is over",
+        "{} ends, its last marker could not be recorded, and the thread that ends it waits for the whole of it: what it holds can be reused when that is over",
         timeline.info.id
     );
     DriverError::new("record", 400, DriverErrorKind::InvalidHandle, what)

@@ -4,7 +4,7 @@
 //! the test and advances by a tenth of the bound with each reading: nothing is measured, and a wait without a bound is noticed.
 
 use super::{CLOSING, StreamTimeline};
-use crate::allocator::{Allocator, Config, Growth, Limit, Stream};
+use crate::allocator::{Allocator, Config, Growth, Limit, Reuse, Stream};
 use crate::error::DriverErrorKind;
 use crate::order::{Pending, TimelineId};
 use crate::report::PoolReport;
@@ -37,7 +37,8 @@ struct Ending {
 impl Ending {
     fn new() -> Ending {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
-        let config = Config::default().limit(Limit::Bytes(4 * MIB)).growth(Growth::Exact);
+        let config =
+            Config::default().limit(Limit::Bytes(4 * MIB)).growth(Growth::Exact).reuse(Reuse::WithWaits);
         let gpu = Allocator::new(sim.clone(), config.bounded_wait(Duration::ZERO)).unwrap();
         let (other, ends) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let block = gpu.alloc(4 * MIB, &ends).unwrap();
@@ -114,7 +115,7 @@ fn held(gpu: &Allocator<Sim>) -> (Vec<PoolReport>, u64, Clocks) {
 }
 
 #[test]
-fn who_needs_the_last_marker_of_a_stream_waits_for_it_no_longer_than_the_bound() {
+fn a_request_that_needs_a_streams_last_marker_waits_no_longer_than_the_bound() {
     let ending = Ending::new();
     let (sim, gpu, to, freed) = (ending.sim.clone(), ending.gpu.clone(), ending.other.clone(), ending.freed);
     let (clock, read) = ticking();
@@ -138,7 +139,10 @@ fn a_request_beside_a_stream_that_is_being_closed_is_refused_in_time_and_changes
         let facts = refused.out_of_memory().unwrap_or_else(|| panic!("{refused}"));
         let why = facts.passed_over.as_ref().unwrap_or_else(|| panic!("{refused}"));
         assert_eq!(why.kind, DriverErrorKind::InvalidHandle);
-        assert!(refused.to_string().contains("whoever ends it waits for the whole of it"), "{refused}");
+        assert!(
+            refused.to_string().contains("the thread that ends it waits for the whole of it"),
+            "{refused}"
+        );
         gpu.check();
         assert_eq!(held(&gpu), before);
         let (now, none) =
@@ -198,7 +202,7 @@ fn a_marker_that_is_proved_before_it_is_published_leaves_at_once() {
     });
     let core = gpu.core();
     core.registry.make_marker(&core.driver, &timeline).unwrap();
-    assert!(timeline.state.lock().markers.above(Epoch(0)).next().is_none(), "its marker is on nobody's list");
+    assert!(timeline.state.lock().markers.above(Epoch(0)).next().is_none(), "its marker is on no list");
     drop(timeline);
     sim.run_until_idle();
     sim.verdict().unwrap();

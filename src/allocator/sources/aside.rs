@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use std::collections::BTreeSet;
 
 /// How many of those that stand aside and have a marker a miss queries, each time others.
-pub(in super::super) const ASKED: usize = 4;
+pub(in super::super) const QUERIED: usize = 4;
 
 /// A pool that was looked at in vain.
 pub(super) struct Place {
@@ -27,12 +27,12 @@ pub(super) struct Place {
     ripe: Ripe,
     /// The stamps of what became free since are at least this.
     since: Epoch,
-    pub(super) asking: bool,
+    pub(super) queryable: bool,
 }
 
 impl Place {
     pub(super) fn new(timeline: TimelineId, longest: u32, ripe: Ripe, since: Epoch) -> Place {
-        Place { timeline, longest, complete: ripe.longest.0, ripe, since, asking: false }
+        Place { timeline, longest, complete: ripe.longest.0, ripe, since, queryable: false }
     }
     /// No free range of at least `len`, longer than what is complete, has a stamp below this.
     pub(super) fn least(&self, len: u32) -> Epoch {
@@ -49,9 +49,9 @@ pub(super) struct Aside {
     /// By their longest free range.
     by_len: BTreeSet<At>,
     /// Those that have a marker to query, also by their longest free range.
-    asking: BTreeSet<At>,
+    queryable: BTreeSet<At>,
     /// Which of these was queried last, by requests of each class.
-    asked: HashMap<Class, At>,
+    last_queried: HashMap<Class, At>,
 }
 
 impl Aside {
@@ -61,7 +61,7 @@ impl Aside {
     /// How many classes of requests have queried.
     #[cfg(test)]
     pub(super) fn classes(&self) -> usize {
-        self.asked.len()
+        self.last_queried.len()
     }
     pub(super) fn get(&self, pool: u32) -> Option<&Place> {
         self.places.get(&pool)
@@ -70,8 +70,8 @@ impl Aside {
     pub(super) fn insert(&mut self, pool: u32, place: Place) {
         self.remove(pool);
         self.by_len.insert((place.longest, pool));
-        if place.asking {
-            self.asking.insert((place.longest, pool));
+        if place.queryable {
+            self.queryable.insert((place.longest, pool));
         }
         self.of_timeline.insert((place.timeline, pool));
         self.places.insert(pool, place);
@@ -80,28 +80,28 @@ impl Aside {
     pub(super) fn remove(&mut self, pool: u32) -> Option<Place> {
         let place = self.places.remove(&pool)?;
         self.by_len.remove(&(place.longest, pool));
-        self.asking.remove(&(place.longest, pool));
+        self.queryable.remove(&(place.longest, pool));
         self.of_timeline.remove(&(place.timeline, pool));
         Some(place)
     }
 
     /// The pool has a marker that may be queried.
-    pub(super) fn ask_about(&mut self, pool: u32) {
+    pub(super) fn query_about(&mut self, pool: u32) {
         if let Some(place) = self.places.get_mut(&pool) {
-            place.asking = true;
-            self.asking.insert((place.longest, pool));
+            place.queryable = true;
+            self.queryable.insert((place.longest, pool));
         }
     }
 
     /// The next ones to query, of those that may have `len` granules.
-    pub(super) fn next_to_ask(&mut self, len: u32) -> Vec<u32> {
+    pub(super) fn next_to_query(&mut self, len: u32) -> Vec<u32> {
         let class = Class::of(len);
-        let last = self.asked.get(&class).copied().unwrap_or_default().max((len, 0));
-        let behind = self.asking.range((Bound::Excluded(last), Bound::Unbounded));
-        let before = self.asking.range((len, 0)..=last);
-        let next: Vec<At> = behind.chain(before).take(ASKED).copied().collect();
+        let last = self.last_queried.get(&class).copied().unwrap_or_default().max((len, 0));
+        let behind = self.queryable.range((Bound::Excluded(last), Bound::Unbounded));
+        let before = self.queryable.range((len, 0)..=last);
+        let next: Vec<At> = behind.chain(before).take(QUERIED).copied().collect();
         if let Some(&last) = next.last() {
-            self.asked.insert(class, last);
+            self.last_queried.insert(class, last);
         }
         next.into_iter().map(|(_, pool)| pool).collect()
     }
@@ -135,12 +135,12 @@ impl Aside {
 
     /// Panics unless exactly the pools that stand aside are found by their timelines and their lengths.
     pub(super) fn check(&self) {
-        let by_len = |asking: bool| {
-            let these = self.places.iter().filter(move |(_, p)| p.asking || !asking);
+        let by_len = |queryable: bool| {
+            let these = self.places.iter().filter(move |(_, p)| p.queryable || !queryable);
             these.map(|(&pool, p)| (p.longest, pool)).collect::<BTreeSet<At>>()
         };
         assert_eq!(self.by_len, by_len(false), "F1: the lengths of pools that stand aside");
-        assert_eq!(self.asking, by_len(true), "F1: the lengths of those to be asked about");
+        assert_eq!(self.queryable, by_len(true), "F1: the lengths of those to be queried");
         let of_timeline: BTreeSet<_> = self.places.iter().map(|(&pool, p)| (p.timeline, pool)).collect();
         assert_eq!(self.of_timeline, of_timeline, "F1: the timelines of pools that stand aside");
     }

@@ -1,8 +1,8 @@
 //! Which pools a miss looks at: none that could serve is left out, and few others are looked at.
 
-use super::{ASKED, Candidates, Class, MigrationSources};
+use super::{Candidates, Class, MigrationSources, QUERIED};
 use crate::allocator::registry::CONTEXT;
-use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Stream, Trim};
+use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Reuse, Stream, Trim};
 use crate::driver::Driver;
 use crate::heap::{ChunkState, Kind};
 use crate::order::Clock;
@@ -21,7 +21,7 @@ fn candidates<D: Driver>(gpu: &Allocator<D>, bytes: u64) -> usize {
     let kinds = if bytes <= gpu.core().small_bytes { &Kind::ALL[..1] } else { &Kind::ALL };
     let len = u32::try_from(bytes / GRANULE_BYTES).unwrap();
     let found = gpu.core().sources.of(kinds, len, CONTEXT, &Clock::EMPTY);
-    let aside = found.in_order.len() + found.to_ask.len();
+    let aside = found.in_order.len() + found.to_query.len();
     aside + with_enough(&gpu.core().sources, found).len()
 }
 
@@ -73,7 +73,7 @@ fn a_miss_looks_at_pools_that_may_serve_and_at_few_others() {
     let exact = || Config::default().growth(Growth::Exact);
     for (config, bytes) in [(exact(), 512), (exact(), 3 * MIB), (shared(), 512), (shared(), 3 * MIB)] {
         let all = [500, 1000, 2000].map(|streams| looked_at(config.clone(), streams, bytes));
-        assert!(all[0] > 0, "nobody was looked at: the count counts nothing");
+        assert!(all[0] > 0, "no pool was looked at: the count counts nothing");
         for (few, many) in [(all[0], all[1]), (all[1], all[2])] {
             assert!(
                 4 * many <= 9 * few,
@@ -246,7 +246,7 @@ fn what_a_streams_former_pool_has_is_its_own() {
 
 /// The program never synchronises: a marker is made, its work ends, and a miss queries it.
 #[test]
-fn a_pool_that_stands_aside_is_asked_about_once_it_has_a_marker() {
+fn a_pool_that_stands_aside_is_queried_once_it_has_a_marker() {
     let (sim, gpu, streams) = pending(200);
     let late = gpu.stream().unwrap();
     assert_eq!(served(&gpu, &late), (1, 0), "all of it is pending");
@@ -285,7 +285,8 @@ fn a_pool_that_stands_aside_comes_back_when_something_complete_enters_it() {
 #[test]
 fn at_the_limit_one_of_many_is_waited_for() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(100 * 3 * MIB));
+    let config =
+        Config::default().growth(Growth::Exact).reuse(Reuse::WithWaits).limit(Limit::Bytes(300 * MIB));
     let gpu = Allocator::new(sim, config).unwrap();
     let streams: Vec<_> = (0..100).map(|_| gpu.stream().unwrap()).collect();
     for (i, stream) in streams.iter().enumerate() {
@@ -355,7 +356,7 @@ fn small_requests_do_not_look_at_what_large_segments_have() {
 
 /// A stream that is ordered after some memory of thousands of others does not look at them for what it is not ordered after.
 #[test]
-fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
+fn a_stream_in_order_behind_short_ranges_does_not_look_for_long_ones() {
     let (_, gpu, streams) = pending(200);
     let behind_all = gpu.stream().unwrap();
     let long: Vec<_> = streams.iter().map(|stream| gpu.alloc(6 * MIB, stream).unwrap()).collect();
@@ -376,7 +377,7 @@ fn who_is_in_order_behind_short_ranges_does_not_look_for_long_ones() {
 }
 
 /// What is kept of pools that were looked at in vain, with streams that come and go: at most two places for each existing pool,
-/// one a kind; and of news, read or not, one for each time that a pool was set aside since the last miss.
+/// one a kind; and of notices of progress, read or not, one for each time that a pool was set aside since the last miss.
 #[test]
 fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
     let sim = Sim::new(4 * GIB).schedule(Schedule::Latest);
@@ -388,7 +389,7 @@ fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
         (seed >> 33) as usize % n
     };
     let mut streams: Vec<_> = (0..12).map(|_| gpu.stream().unwrap()).collect();
-    let (mut max_pools, mut max_aside, mut max_news, mut made) = (0, 0, 0, 12);
+    let (mut max_pools, mut max_aside, mut max_progressed, mut made) = (0, 0, 0, 12);
     for _ in 0..6000 {
         let on = below(streams.len());
         match below(10) {
@@ -417,12 +418,16 @@ fn what_is_remembered_of_others_is_bounded_by_the_pools_there_are() {
             max_aside = max_aside.max(order.aside.len());
         }
         drop(orders);
-        let unheard: usize = core.registry.timelines().iter().map(|timeline| timeline.listeners.len()).sum();
-        max_news = max_news.max(sources.news.len() + unheard);
+        let unnotified: usize =
+            core.registry.timelines().iter().map(|timeline| timeline.listeners.len()).sum();
+        max_progressed = max_progressed.max(sources.progressed.len() + unnotified);
     }
     assert!(made > 5 * max_pools, "{made} pools came and went, {max_pools} at once");
-    assert!(max_aside > 4 && max_news > 4, "nobody stood aside: {max_aside}, {max_news}");
-    assert!(max_news <= 2 * max_pools, "{max_news} entries of news, of {max_pools} pools at most");
+    assert!(max_aside > 4 && max_progressed > 4, "no pool stood aside: {max_aside}, {max_progressed}");
+    assert!(
+        max_progressed <= 2 * max_pools,
+        "{max_progressed} notices of progress, of {max_pools} pools at most"
+    );
 }
 
 /// A search looks at a pool's first ranges, however many it has: each look in vain sees more of them, and then the pool stands
@@ -450,5 +455,5 @@ fn a_pool_with_many_pending_ranges_stands_aside_after_some_looks() {
     });
     // Then its own, of which it does not know yet that nothing is left, and those to be queried.
     let [first, second, rest @ ..] = looked_at;
-    assert!(first == 70 && second >= 70 && rest.iter().all(|&n| n <= 1 + ASKED), "{looked_at:?}");
+    assert!(first == 70 && second >= 70 && rest.iter().all(|&n| n <= 1 + QUERIED), "{looked_at:?}");
 }

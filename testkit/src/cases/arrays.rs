@@ -4,7 +4,7 @@ use super::{Case, Outcome, World, ensure, said};
 use millpond::array::ExternalMemory;
 use millpond::units::{DeviceId, MIB};
 use millpond::{
-    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Stream, Trim, kernel,
+    Allocator, Config, DeviceArray, Download, DriverErrorKind, Growth, Limit, Reuse, Stream, Trim, kernel,
 };
 use millpond_sim::{Call, Launch, Sim};
 use std::sync::Arc;
@@ -356,13 +356,13 @@ fn new_tenant() -> Outcome {
 /// Another library, and an array in the one block that it has.
 #[allow(unsafe_code, reason = "the library's block lives as long as the array")]
 fn external(w: &World, home: &Stream<Sim>) -> Result<(Allocator<Sim>, Stream<Sim>, Array), String> {
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+    let config = Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(MIB));
     let library = Allocator::new(w.sim.clone(), config).map_err(said)?;
     let theirs = library.stream().map_err(said)?;
     let block = library.alloc(MIB, &theirs).map_err(said)?;
     let memory = ExternalMemory { address: block.address(), bytes: MIB, device: DeviceId(0) };
     // SAFETY: the block is the owner, and nothing else uses it.
-    let made = unsafe { Array::from_external(memory, LEN, home, block) };
+    let made = unsafe { Array::from_external(memory, LEN, block, home) };
     Ok((library, theirs, made.map_err(|(_, e)| said(e))?))
 }
 

@@ -1,7 +1,7 @@
 //! Bugs that end a capture by other code, or forget what a stream holds that only calls which name it may mark.
 
 use super::{Case, Outcome, World, at, ensure, said};
-use millpond::{Config, Growth, Limit, Stream, Trim};
+use millpond::{Config, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Call, SimStream};
 
 pub(super) const CASES: &[Case] = &[
@@ -13,14 +13,14 @@ pub(super) const CASES: &[Case] = &[
     },
     Case { name: "a capture inside a record", kills: &["captured-kept"], run: capture_inside_a_record },
     Case {
-        name: "a capture inside a record that nobody can repeat",
+        name: "a capture inside a record that cannot be repeated",
         kills: &["captured-covers"],
         run: capture_inside_the_only_record,
     },
     Case { name: "a stream is named again", kills: &["named-not-served"], run: named_again },
-    Case { name: "a stream that nobody marked ends", kills: &["loose-forgotten"], run: unmarked_end },
+    Case { name: "an unmarked stream ends", kills: &["loose-forgotten"], run: unmarked_end },
     Case {
-        name: "a stream that nobody marked ends beside a synchronise",
+        name: "an unmarked stream ends beside a synchronise",
         kills: &["promise-in-two-holds"],
         run: unmarked_end_beside_a_synchronise,
     },
@@ -30,7 +30,9 @@ type Undeclared = (SimStream, Stream<millpond_sim::Sim>);
 
 /// A host that never waits for memory, a limit of so many MiB, and a stream that is not declared.
 fn undeclared(mib: u64) -> Result<(World, Undeclared), String> {
-    let w = World::new(Config::default().limit(Limit::Bytes(mib << 20)).growth(Growth::Exact));
+    let w = World::new(
+        Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(mib << 20)).growth(Growth::Exact),
+    );
     let native = w.sim.stream().map_err(said)?;
     let s = w.gpu.adopt(w.sim.unmanaged_stream(&native)).map_err(said)?;
     Ok((w, (native, s)))
@@ -49,7 +51,7 @@ fn trim_beside_a_capture() -> Outcome {
     w.end()
 }
 
-/// A stream is asked whether it captures, and does right behind the answer.
+/// A stream is queried whether it captures, and begins a capture right after the answer.
 fn capture_behind_the_question() -> Outcome {
     let w = World::at(4);
     let (native, s) = (w.sim.stream().map_err(said)?, w.stream());
@@ -81,7 +83,7 @@ fn capture_inside_the_only_record() -> Outcome {
     let (w, (native, s)) = undeclared(4)?;
     let t = w.stream();
     w.written_and_freed(4, &s)?;
-    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "nobody can tell when s is done");
+    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "it cannot be known when s is done");
     // Inside each that the call makes: the first is found out, and repeated, before the call has returned.
     for nth in 1..=8 {
         w.sim.capture_around(Call::EventRecord, nth, &native).map_err(said)?;
@@ -104,7 +106,7 @@ fn named_again() -> Outcome {
     let (w, (native, s)) = undeclared(4)?;
     let t = w.stream();
     w.written_and_freed(4, &s)?;
-    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "nobody can tell when s is done");
+    ensure!(w.gpu.alloc(4 << 20, &t).is_err(), "it cannot be known when s is done");
     drop(w.gpu.alloc(0, &s).map_err(said)?);
     drop((w.claim(4, &t)?, s, t, native));
     w.gpu.synchronize().map_err(said)?;

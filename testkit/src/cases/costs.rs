@@ -37,9 +37,9 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "streams that come and go", kills: &["sweep-never"], run: streams_come_and_go },
     Case { name: "streams that come and stay", kills: &["sweep-always"], run: streams_come_and_stay },
     Case {
-        name: "streams that come and go where nobody asks",
+        name: "streams that come and go where no queries are made",
         kills: &["finish-never"],
-        run: streams_come_and_go_unasked,
+        run: streams_come_and_go_unqueried,
     },
     Case { name: "events of a burst", kills: &["burst-kept"], run: events_of_a_burst },
     Case {
@@ -55,7 +55,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a report of many ranges", kills: &["report-whole"], run: report_of_many },
 ];
 
-/// A world that does what it is asked as late as it may, and judges nothing: what is asked costs.
+/// A world that does queued work as late as it may, and judges nothing: each call costs.
 fn unjudged(config: Config) -> World {
     World::on(Sim::new(4 * GIB).schedule(Schedule::Latest).oracle(false).contents(false), config)
 }
@@ -160,7 +160,7 @@ fn frees_and_hits() -> Outcome {
     let before = locks(Rank::Registry);
     frees(&busy, false)?;
     let looks = locks(Rank::Registry) - before;
-    ensure!(w.gpu.report().total.counters.misses == misses, "somebody missed");
+    ensure!(w.gpu.report().total.counters.misses == misses, "an allocation missed");
     // Four for each use and its free, and the looks at what is over: with twice as many each time.
     ensure!(looks <= 4 * 200 + 40, "{looks} looks at the table for 200 uses and frees");
     Ok(())
@@ -191,8 +191,8 @@ fn streams_come_and_stay() -> Outcome {
     Ok(())
 }
 
-/// The allocator may not ask: of closed streams a few are waited for.
-fn streams_come_and_go_unasked() -> Outcome {
+/// The allocator may not query: of closed streams a few are waited for.
+fn streams_come_and_go_unqueried() -> Outcome {
     let w = unjudged(Config::default().deterministic(true));
     for _ in 0..200 {
         let s = w.stream();

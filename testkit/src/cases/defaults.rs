@@ -10,7 +10,7 @@ use super::{Block, Outcome, World, ensure, said};
 use crate::dice::Dice;
 use millpond::report::Report;
 use millpond::units::{GIB, MIB};
-use millpond::{Config, DriverErrorKind, Error, Event, Growth, Limit, Policy, Stream, Trim};
+use millpond::{Config, DriverErrorKind, Error, Event, Growth, Limit, Policy, Reuse, Stream, Trim};
 use millpond_sim::{Launch, Schedule, Sim};
 use std::mem::ManuallyDrop;
 use std::sync::mpsc;
@@ -29,17 +29,17 @@ struct Worker(mpsc::Sender<Job>);
 
 impl Worker {
     fn new() -> Worker {
-        let (tell, told) = mpsc::channel::<Job>();
+        let (sender, receiver) = mpsc::channel::<Job>();
         #[cfg(millpond_mutants)]
         let bug = millpond::mutant::current();
         thread::spawn(move || {
             #[cfg(millpond_mutants)]
             let _planted = millpond::mutant::plant(bug);
-            for job in told {
+            for job in receiver {
                 job();
             }
         });
-        Worker(tell)
+        Worker(sender)
     }
     /// Has it done and waits for that. A panic there is one here.
     fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
@@ -130,6 +130,7 @@ impl Run {
         let mut dice = of_seed(seed);
         let schedule = if dice.one_in(4) { Schedule::Random(seed) } else { Schedule::Latest };
         let mut config = Config::default()
+            .reuse(Reuse::WithWaits)
             .limit(Limit::Bytes((4 + dice.below(6) as u64) * MIB))
             .growth(Growth::Exact)
             .policy(if dice.one_in(3) { Policy::Footprint } else { Policy::Latency });

@@ -31,10 +31,14 @@ pub(super) const CASES: &[Case] = &[
         kills: &["wait-unlearnt", "hint-never-raised"],
         run: ordered_serves_at_once,
     },
-    Case { name: "one of many pending pools is complete", kills: &["news-lost"], run: one_of_many_completes },
+    Case {
+        name: "one of many pending pools is complete",
+        kills: &["progress-lost"],
+        run: one_of_many_completes,
+    },
     Case {
         name: "a complete range enters one of many pending pools",
-        kills: &["entered-unheard"],
+        kills: &["entered-unnotified"],
         run: one_of_many_is_entered,
     },
     Case { name: "a chain of waits", kills: &["copy-empty"], run: chain_of_waits },
@@ -42,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "two threads' default streams", kills: &["z5"], run: per_thread_streams },
     Case {
         name: "another thread's default stream",
-        kills: &["own-thread-unasked"],
+        kills: &["own-thread-unqueried"],
         run: per_thread_stream_elsewhere,
     },
     Case { name: "another device's event", kills: &["z12"], run: other_device },

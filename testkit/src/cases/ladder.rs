@@ -15,6 +15,9 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "deterministic, and given back", kills: &[], run: deterministic_goes_back },
     Case { name: "known complete, and drained", kills: &[], run: known_complete_is_drained },
     Case { name: "independent streams", kills: &["independent-waits"], run: independent },
+    Case { name: "streams without an edge", kills: &["unknown-waits"], run: without_an_edge },
+    Case { name: "a wait of the allocator's own", kills: &["own-waits-count"], run: own_wait },
+    Case { name: "edges of streams that are gone", kills: &["edges-kept"], run: edges_end },
     Case { name: "a bound for all waits", kills: &["patience-renewed"], run: waits_have_one_bound },
     Case { name: "no request trims", kills: &["request-trims"], run: no_request_trims },
 ];
@@ -96,6 +99,55 @@ fn independent() -> Outcome {
         w.end()?;
     }
     Ok(())
+}
+
+/// What is still written on a stream goes to no stream that the program has not ordered with it; to one that it has, behind a wait.
+fn without_an_edge() -> Outcome {
+    for edge in [false, true] {
+        let w = World::new(World::config(4).reuse(Reuse::KnownWaits).bounded_wait(Duration::ZERO));
+        let [s, t] = w.streams();
+        if edge {
+            s.wait_stream(&t).map_err(said)?;
+        }
+        w.written_and_freed(4, &s)?;
+        let lent = w.claim(4, &t);
+        ensure!(lent.is_ok() == edge, "edge: {edge}, and a request came to {lent:?}");
+        let waits = w.gpu.report().total.counters.waits_inserted;
+        ensure!(waits == u64::from(edge), "edge: {edge}, and {waits} waits were inserted");
+        drop((lent, s, t));
+        w.whole_limit()?;
+        w.end()?;
+    }
+    Ok(())
+}
+
+/// A stream was made to wait for another, which was dependable then. When it no longer is, neither waits for the other.
+fn own_wait() -> Outcome {
+    let w = World::new(World::config(4).reuse(Reuse::KnownWaits).bounded_wait(Duration::ZERO));
+    let [s, t] = w.streams();
+    s.set_dependable(true);
+    w.written_and_freed(4, &s)?;
+    drop(w.claim(4, &t)?);
+    s.set_dependable(false);
+    ensure!(w.alloc(4, &s).is_err(), "a stream was made to wait for one that waited for it");
+    drop((s, t));
+    w.whole_limit()?;
+    w.end()
+}
+
+/// A stream that stays has met a hundred others, which are gone.
+fn edges_end() -> Outcome {
+    let w = World::new(Config::default());
+    let stays = w.stream();
+    for _ in 0..100 {
+        stays.wait_stream(&w.stream()).map_err(said)?;
+    }
+    w.gpu.synchronize().map_err(said)?;
+    w.gpu.trim(Trim::All).map_err(said)?;
+    let edges = w.gpu.bookkeeping().edges;
+    ensure!(edges == 0, "{edges} ends of edges to streams that are gone");
+    drop(stays);
+    w.end()
 }
 
 /// Three streams are busy for a second each, one after the other: a request blocks for no longer than it may in all.

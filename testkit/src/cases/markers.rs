@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
     Case { name: "a record that fails", kills: &["failed-record"], run: failed_record },
     Case { name: "what a marker knew", kills: &["z30"], run: what_a_marker_knew },
     Case { name: "what a complete marker knew", kills: &["complete-joins-now"], run: complete_marker_knew },
-    Case { name: "whose marker it was", kills: &["wait-wrong-timeline"], run: whose_marker },
+    Case { name: "whose marker it was", kills: &["wait-wrong-timeline"], run: marker_of_other_stream },
     Case { name: "the marker that covers", kills: &["cover-older"], run: covering_marker },
     Case { name: "one marker complete, one not", kills: &["poll-off-by-one"], run: half_complete },
     Case { name: "synchronize means complete", kills: &["z11"], run: synchronize_is_real },
@@ -169,7 +169,7 @@ fn complete_marker_knew() -> Outcome {
 }
 
 /// u waits for s; that says nothing of s's neighbour t.
-fn whose_marker() -> Outcome {
+fn marker_of_other_stream() -> Outcome {
     let w = World::at(4);
     let [s, t, u] = w.streams();
     w.written_and_freed(4, &t)?;

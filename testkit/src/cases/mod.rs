@@ -14,8 +14,11 @@ mod closing;
 mod costs;
 pub mod defaults;
 mod entering;
+mod holds;
 mod ladder;
+mod limits;
 mod markers;
+mod moves;
 mod operands;
 mod peers;
 mod pinned;
@@ -26,7 +29,7 @@ mod uses;
 
 use crate::rig::word;
 use millpond::units::{GIB, MIB};
-use millpond::{Allocation, Allocator, Config, Event, Growth, Limit, Stream, Trim};
+use millpond::{Allocation, Allocator, Config, Event, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Launch, Schedule, Sim};
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,7 +56,10 @@ pub fn all() -> Vec<Case> {
         closing::CASES,
         costs::CASES,
         entering::CASES,
+        holds::CASES,
         ladder::CASES,
+        limits::CASES,
+        moves::CASES,
         markers::CASES,
         operands::CASES,
         peers::CASES,
@@ -120,7 +126,7 @@ impl World {
     }
 
     pub fn config(mib: u64) -> Config {
-        Config::default().limit(Limit::Bytes(mib * MIB)).growth(Growth::Exact)
+        Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(mib * MIB)).growth(Growth::Exact)
     }
 
     pub fn stream(&self) -> Stream<Sim> {
@@ -274,7 +280,7 @@ impl Held {
             forget_points();
             event
         });
-        reached.recv().map_err(|_| format!("nobody came to {point:?}"))?;
+        reached.recv().map_err(|_| format!("no thread reached {point:?}"))?;
         Ok(Held { go, recording })
     }
 

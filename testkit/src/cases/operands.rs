@@ -83,7 +83,7 @@ fn two_at_home() -> Outcome {
         drop(a2.record().expect("a marker"));
         second.copy_from_device(&*x2, &a2).expect("a copy");
         drop(x2);
-        brought.send(second).expect("somebody waits");
+        brought.send(second).expect("the receiver waits");
     });
     first.copy_from_device(&*x, &a).map_err(said)?;
     let second = bring.recv().map_err(said)?;

@@ -8,12 +8,13 @@
 use super::{Block, Outcome, World, at, ensure, said};
 use crate::dice::Dice;
 use millpond::DriverError;
+use millpond::allocator::VirtualMemory;
 use millpond::array::ExternalMemory;
 use millpond::driver::{Fences, StreamKind};
 use millpond::units::{GIB, MIB, StreamId};
 use millpond::{
-    Config, DeviceArray, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Stream,
-    Trim, transfer,
+    Config, DeviceArray, DriverErrorKind, Error, Event, Growth, Limit, PinnedAllocation, Policy, Reuse,
+    Stream, Trim, transfer,
 };
 use millpond_sim::{Call, Launch, Schedule, Sim, SimStream};
 use std::mem::ManuallyDrop;
@@ -198,14 +199,23 @@ impl Run {
         };
         let deterministic = dice.one_in(8);
         let mut config = Config::default()
+            .reuse(Reuse::WithWaits)
             .limit(Limit::Bytes(pages * page))
             .pinned_limit(2 * MIB)
             .growth(growth)
             .policy(if dice.one_in(3) { Policy::Footprint } else { Policy::Latency })
             .deterministic(deterministic);
-        // Few streams, as many to the index of lenders; dice of its own, so that the programs stay what they are.
+        // Few streams, as many to the index of migration sources; dice of its own, so that the programs stay what they are.
         if of_seed(seed ^ 0xFE3).one_in(3) {
             config = config.look_at_each_of(1);
+        }
+        // Virtual memory beneath the pools, in units of 2 MiB.
+        let (mut page, mut pages) = (page, pages);
+        if of_seed(seed ^ 0x57A7).one_in(3) {
+            (page, pages) = (*of_seed(seed ^ 0x57A8).of(&[MIB, 2 * MIB, 4 * MIB]), pages.next_multiple_of(2));
+            let growth = Growth::default();
+            config =
+                config.limit(Limit::Bytes(pages * page)).growth(growth).virtual_memory(VirtualMemory::Auto);
         }
         if kind == Kind::Scrubs {
             config = config.scrub(true);
@@ -378,7 +388,7 @@ impl Run {
         }
         // No thread is stopped after its end.
         super::forget_points();
-        self.w.sim.end_capture(&theirs).map(drop).map_err(|e| format!("somebody's capture ended: {e}"))
+        self.w.sim.end_capture(&theirs).map(drop).map_err(|e| format!("another owner's capture ended: {e}"))
     }
 
     /// An operation, and now and then a capture by other code on a stream that it shares with us: it begins inside, after the check whether the stream
@@ -428,10 +438,10 @@ impl Run {
         self.one_inside = None;
         ensure!(
             self.w.sim.captures_destroyed() == 0,
-            "somebody's capture around a record was destroyed by it"
+            "another owner's capture around a record was destroyed by it"
         );
         if behind && self.w.sim.is_capturing(&native).map_err(said)? {
-            self.w.sim.end_capture(&native).map_err(|e| format!("somebody's capture ended: {e}"))?;
+            self.w.sim.end_capture(&native).map_err(|e| format!("another owner's capture ended: {e}"))?;
         }
         Ok(())
     }
@@ -582,7 +592,7 @@ impl Run {
                 insist(|| first.wait_stream(before)).map_err(said)?;
             }
             // SAFETY: the block lives as long as its owner, and all that used it is ordered in front of its home stream.
-            let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 64, &first, block) };
+            let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 64, block, &first) };
             let mut x = made.map_err(|(_, e)| said(e))?;
             return match x.fill_bytes(2, &first).and_then(|()| x.fill_bytes(1, &t)) {
                 Err(e) if !self.faulty => Err(said(e)),
@@ -1222,7 +1232,7 @@ impl Run {
             // A block that is kept as external memory keeps its stream.
             ensure!(
                 streams == 0 || w.gpu.bookkeeping().kept > 0,
-                "{streams} streams are left that nobody holds and nothing uses"
+                "{streams} streams are left without references or uses"
             );
         }
         w.sim.clear_faults();
@@ -1251,7 +1261,7 @@ impl Run {
     }
 }
 
-/// A planted fault strikes once and the program does not go on without what it asked for.
+/// A planted fault strikes once and the program does not continue without what it requested.
 fn insist<T>(mut verb: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let mut left = 4;
     loop {

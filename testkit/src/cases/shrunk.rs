@@ -1,7 +1,7 @@
 //! The shrunk interleavings of the model of the laws (`tests/lawmodel/traces.txt`), call by call, against the allocator.
 //!
 //! Each is named as the mutant that it was shrunk from. `h0`, `h1` are the model's host threads, `s0` to `s3` its streams;
-//! a cell of the model is a MiB here. Steps that the failure does not need, such as the close of a stream that nobody
+//! a cell of the model is a MiB here. Steps that the failure does not need, such as the close of a stream that nothing
 //! uses, are left out. What a thread does while another stands still runs at the point where that one stands.
 
 use super::{Case, Outcome, World, at, ensure, said};
@@ -71,7 +71,7 @@ fn exact_reserved_before_op() -> Outcome {
     let (array, on) = (x.clone(), s1.clone());
     let (sender, other) = mpsc::channel::<Download<u8, Sim>>();
     at("recorded", 1, move || {
-        sender.send(array.to_pinned(&on).expect("a copy")).expect("somebody listens");
+        sender.send(array.to_pinned(&on).expect("a copy")).expect("the receiver listens");
     });
     let first = x.to_pinned(&s1).map_err(said)?;
     let second = other.recv().map_err(said)?;

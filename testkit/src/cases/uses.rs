@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["z6", "rest-forgets-uses"],
         run: rest_and_two_users,
     },
-    Case { name: "used by nobody knows whom", kills: &["unknown-plain"], run: used_by_unknown },
+    Case { name: "used by an unknown stream", kills: &["unknown-plain"], run: used_by_unknown },
 ];
 
 /// t still uses what s freed: s gets it back behind t.

@@ -1,4 +1,4 @@
-//! Typed arrays: shapes and sizes, views, and that each operation waits for what it must, on whatever stream.
+//! Typed arrays: shapes and sizes, views, and that each operation on any stream waits for the uses that it conflicts with.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
 
@@ -8,7 +8,7 @@ use millpond::{DeviceArray, Error, Shape};
 
 type Array<T, B> = DeviceArray<T, <B as Bench>::Device>;
 
-/// Checks on a stream that an array holds one byte everywhere. The program says nothing else about the order.
+/// Checks on a stream that an array holds one byte everywhere. `wait_on` and `record_use` are the only calls that establish the order.
 fn holds<T: Bench>(b: &T, array: &Array<u8, T>, on: &Stream<T::Device>, value: u8) {
     array.wait_on(on).expect("ordered");
     array.record_use(on).expect("recorded");
@@ -56,7 +56,7 @@ pub fn no_elements_are_an_array_too<T: Bench>(b: &T) {
 pub fn zeros_are_zero_and_pinned_too<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
-    // The bytes had a life before.
+    // The bytes were used before.
     let mut x = gpu.uninit::<u8>(100_000, &s).expect("an array");
     x.fill_bytes(0xEE, &s).expect("filled");
     let address = x.address();
@@ -79,20 +79,20 @@ pub fn pinned_kinds_never_share_a_segment<T: Bench>(b: &T) {
     let one = gpu.pinned_uninit_as::<u8>(4096, WriteCombined).expect("pinned");
     let other = gpu.pinned_uninit_as::<u8>(4096, Cached).expect("pinned");
     let (at, apart) = (one.as_ptr().addr(), one.as_ptr().addr().abs_diff(other.as_ptr().addr()));
-    assert!(apart >= 64 << 20, "one segment holds 64 MiB, these are {apart} bytes apart");
+    assert!(apart >= 64 << 20, "a segment has 64 MiB, and these are {apart} bytes apart");
     drop(one);
     let cached = gpu.pinned_uninit_as::<u8>(4096, Cached).expect("pinned");
-    assert_ne!(cached.as_ptr().addr(), at, "write-combined bytes serve nobody who reads them");
+    assert_ne!(cached.as_ptr().addr(), at, "write-combined bytes are not used for cached memory");
     let again = gpu.pinned_uninit_as::<u8>(4096, WriteCombined).expect("pinned");
     assert_eq!(again.as_ptr().addr(), at);
-    // Who names no kind has memory that reads at full speed: the bytes that a cached array leaves, again and again.
+    // Without a kind the memory is cached: it gets the bytes that a cached array leaves, each time.
     let at = cached.as_ptr().addr();
     drop((cached, again));
     let plain = gpu.pinned_uninit::<u8>(4096).expect("pinned");
-    assert_eq!(plain.as_ptr().addr(), at, "cached unless somebody asks");
+    assert_eq!(plain.as_ptr().addr(), at, "cached unless another kind is requested");
     drop(plain);
     let plain = gpu.alloc_pinned(4096).expect("pinned");
-    assert_eq!(plain.as_ptr().as_ptr().addr(), at, "bytes without a type too");
+    assert_eq!(plain.as_ptr().as_ptr().addr(), at, "an allocation without a type too");
 }
 
 pub fn views_name_their_elements<T: Bench>(b: &T) {
@@ -118,7 +118,7 @@ pub fn views_name_their_elements<T: Bench>(b: &T) {
         [&|| _ = view.slice(20..25), &|| _ = view.rows(2..5), &|| _ = view.split_at(25)];
     for slice in beyond {
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(slice));
-        assert!(caught.is_err(), "a range beyond the end is a mistake of the program's");
+        assert!(caught.is_err(), "a range beyond the end is an error of the program");
     }
 }
 
@@ -133,7 +133,7 @@ pub fn each_stream_waits_for_the_last_write<T: Bench>(b: &T) {
         x.slice_mut(..1 << 19).fill_bytes(round ^ 0x40, &t).expect("filled");
         x.fill_bytes(round ^ 0x80, &u).expect("filled");
         let behind = mark(b, u.native());
-        assert!(pending(b, &behind), "the third write is behind the first, whose stream is held");
+        assert!(pending(b, &behind), "the third write waits for the first, whose stream is held");
         b.open(gate);
         holds(b, &x, &s, round ^ 0x80);
     }
@@ -169,10 +169,10 @@ pub fn an_array_has_a_life_as_an_allocation<T: Bench>(b: &T) {
     let (block, refused) = DeviceArray::<u64, _>::from_allocation(block, 8193).expect_err("one too many");
     assert!(matches!(refused, Error::Mismatch(_)), "{refused}");
     let mut x = DeviceArray::<u8, _>::from_allocation(block, 64 << 10).expect("as long");
-    // What the stream held counts as a write.
+    // The work on its stream so far counts as a write.
     x.slice_mut(8..).fill_bytes(6, &t).expect("filled");
     let behind = mark(b, t.native());
-    assert!(pending(b, &behind), "behind the kernel that the program launched");
+    assert!(pending(b, &behind), "it waits for the kernel that the program launched");
     b.open(gate);
     x.wait_on(&t).expect("ordered");
     x.record_use(&t).expect("recorded");
@@ -184,7 +184,7 @@ pub fn an_array_has_a_life_as_an_allocation<T: Bench>(b: &T) {
 }
 
 pub fn a_stream_of_another_device_is_refused<T: Bench>(b: &T) {
-    // Its allocator: a stream of the same device is accepted, whichever allocator made it.
+    // An operation accepts streams of all allocators of the device; an allocation needs a stream of its own allocator.
     let (gpu, other) = (allocator(b, Config::default()), allocator(b, Config::default()));
     let (s, t) = (gpu.stream().expect("a stream"), other.stream().expect("a stream"));
     let mut x = gpu.zeros::<u8>(4096, &s).expect("an array");

@@ -1,11 +1,11 @@
-//! What a graph capture survives, and what ends it.
+//! Which calls a graph capture survives, and which end it.
 
 use super::*;
 use millpond::driver::{Memory, StreamOptions};
 use millpond::{DriverErrorKind, Error, Growth, Limit, Reuse, Trim};
+use raw_calls::{free, map, pin, release, set_access, try_pin, unmap, unpin, unreserve};
 use std::cell::Cell;
 use std::sync::Mutex;
-use verbs::{free, map, pin, release, set_access, try_pin, unmap, unpin, unreserve};
 
 /// A stream that captures a kernel on memory of its own.
 fn capturing<T: Bench>(b: &T) -> (StreamOf<T>, Addr) {
@@ -14,10 +14,10 @@ fn capturing<T: Bench>(b: &T) -> (StreamOf<T>, Addr) {
     (s, addr)
 }
 
-/// This stream captures a kernel on memory from here on.
+/// Begins a capture on this stream, with a kernel on memory of its own.
 fn captures<T: Bench>(b: &T, s: &StreamOf<T>) -> Addr {
     let addr = b.device().allocate_raw(MIB).expect("memory");
-    // What loads when first used does so now.
+    // What loads at the first use is loaded now.
     b.write(s, addr, MIB, A);
     finish_stream(b, s);
     b.begin_capture(s);
@@ -30,7 +30,7 @@ fn ends<T: Bench>(b: &T, call: impl FnOnce(&StreamOf<T>)) -> bool {
     ends_on(b, &stream(b), call)
 }
 
-/// The same of a capture on this stream.
+/// The same with a capture on this stream.
 fn ends_on<T: Bench>(b: &T, s: &StreamOf<T>, call: impl FnOnce(&StreamOf<T>)) -> bool {
     let addr = captures(b, s);
     call(s);
@@ -49,7 +49,7 @@ fn ends_on<T: Bench>(b: &T, s: &StreamOf<T>, call: impl FnOnce(&StreamOf<T>)) ->
 
 fn refused_for_it(result: DriverResult<impl Sized>) {
     match result {
-        Ok(_) => panic!("it was let through"),
+        Ok(_) => panic!("it was not refused"),
         Err(e) => assert_eq!(e.kind, DriverErrorKind::Capturing, "{e}"),
     }
 }
@@ -66,12 +66,12 @@ pub fn asking_whether_a_stream_captures_is_harmless<T: Bench>(b: &T) {
 pub fn asking_a_captured_stream_for_its_id_ends_the_capture<T: Bench>(b: &T) {
     let s = b.per_thread();
     drop(s);
-    assert!(ends(b, |s| assert_eq!(b.ask_id(s), Err(900))));
+    assert!(ends(b, |s| assert_eq!(b.query_id(s), Err(900))));
 }
 
-/// What was recorded while its stream captured belongs to the graph: the record ends no capture, and once that has ended, whoever asks about
-/// the event or waits for it is told so, until it is recorded anew. No answer is ever "complete", no wait one for nothing. A question while
-/// the capture goes on ends it, in a relaxed batch too.
+/// A record on a capturing stream becomes part of the graph: it ends no capture. After the capture a query of the event or a wait for it returns
+/// an error that says so, until the event is recorded again. No query says "complete", and no wait succeeds and waits for nothing. A query
+/// during the capture ends it, in a relaxed batch too.
 pub fn an_event_that_a_capture_took_says_so<T: Bench>(b: &T) {
     let d = b.device();
     let (other, event) = (stream(b), d.create_event().expect("an event"));
@@ -91,7 +91,7 @@ pub fn an_event_that_a_capture_took_says_so<T: Bench>(b: &T) {
     });
     assert!(ended);
     says_so(1, d.query(&event).map(drop));
-    // A capture that would wait for it is lost.
+    // A capture that is to wait for it ends.
     assert!(ends(b, |s| says_so(1, d.wait(s, &event))));
     d.record(&event, &other).expect("recorded anew");
     finish_stream(b, &other);
@@ -99,10 +99,10 @@ pub fn an_event_that_a_capture_took_says_so<T: Bench>(b: &T) {
     d.wait(&other, &event).expect("a wait for what is over");
 }
 
-/// A call to be made while a stream captures, and what it is.
+/// A call to be made while a stream captures, with its description.
 type Named<'a, T> = (&'static str, &'a dyn Fn(&StreamOf<T>) -> DriverResult<()>);
 
-/// Each of them alone, inside a relaxed batch.
+/// Each of these calls alone, inside a relaxed batch.
 pub fn relaxed_batches_break_no_capture<T: Bench>(b: &T) {
     let d = b.device();
     let (other, event) = (stream(b), d.create_event().expect("an event"));
@@ -129,8 +129,8 @@ pub fn relaxed_batches_break_no_capture<T: Bench>(b: &T) {
     unpin(b, &pinned.take().expect("pinned")).expect("unpinned");
 }
 
-/// Pinning and unpinning, of captures on streams of every kind that can capture, while another stream works: `synchronize_beside_captures` and an
-/// allocator's end rest on it. A call that comes by the legacy default stream would end one on a blocking stream, and on a thread's default stream.
+/// Pinning and unpinning break no capture on a stream of any kind that can capture, while another stream works: `synchronize_beside_captures` and an
+/// allocator's end depend on it. A call that used the legacy default stream would end one on a blocking stream, and on a thread's default stream.
 pub fn unpinning_spares_captures_on_streams_of_every_kind<T: Bench>(b: &T) {
     let d = b.device();
     let (other, range) = (stream(b), d.allocate(MIB).expect("memory"));
@@ -145,14 +145,14 @@ pub fn unpinning_spares_captures_on_streams_of_every_kind<T: Bench>(b: &T) {
                 unpin(b, &host)?;
                 d.query(&written)
             });
-            assert!(done.unwrap_or_else(|e| panic!("{kind}: {e}")), "{kind}: it waited for less");
+            assert!(done.unwrap_or_else(|e| panic!("{kind}: {e}")), "{kind}: it did not wait for all");
         });
-        assert!(!ended, "{kind}: it has ended it");
+        assert!(!ended, "{kind}: the capture has ended");
     }
     finish_stream(b, &other);
 }
 
-/// Outside one each of these is refused and ends the capture, and has done nothing else.
+/// Outside a relaxed batch each of these is refused and ends the capture, and has no other effect.
 pub fn calls_outside_a_relaxed_batch_end_it<T: Bench>(b: &T) {
     let d = b.device();
     let (other, event) = (stream(b), d.create_event().expect("an event"));
@@ -179,14 +179,14 @@ pub fn calls_outside_a_relaxed_batch_end_it<T: Bench>(b: &T) {
     unpin(b, &host).expect("it was not unpinned before");
 }
 
-/// Streams and events are made and destroyed outside one, in the thread's own mode, by the thread that captures and by another one: nothing is
-/// refused, and the capture survives. So a finalizer may do so too, which cannot know whether anything captures. All findings are reported.
+/// Streams and events are made and destroyed outside a relaxed batch, in the thread's own mode, by the thread that captures and by another one:
+/// nothing is refused, and the capture survives. So a finalizer may do this, without knowing whether anything captures. All results are printed.
 pub fn streams_and_events_come_and_go_outside_a_relaxed_batch<T: Bench>(b: &T) {
     type Call<'a> = (&'static str, &'a (dyn Fn() -> DriverResult<()> + Sync));
     let d = b.device();
     let streams: Mutex<Vec<StreamOf<T>>> = Mutex::default();
     let make = |blocking| {
-        let made = d.create_stream(StreamOptions { blocking, ..Default::default() })?;
+        let made = d.create_stream(StreamOptions::default().blocking(blocking))?;
         streams.lock().expect("the streams").push(made);
         Ok(())
     };
@@ -218,7 +218,7 @@ pub fn streams_and_events_come_and_go_outside_a_relaxed_batch<T: Bench>(b: &T) {
                     call()
                 };
             });
-            // What a destructor met.
+            // Errors of destructors.
             let refusals: Vec<_> =
                 result.err().into_iter().chain(d.deferred()).map(|e| e.to_string()).collect();
             is_harmless &= refusals.is_empty() && !ended;
@@ -235,7 +235,7 @@ pub fn streams_and_events_come_and_go_outside_a_relaxed_batch<T: Bench>(b: &T) {
     assert!(is_harmless, "found:\n{found}");
 }
 
-/// What would wait for the captured work is refused in whatever mode the thread is, and ends the capture.
+/// A call that would wait for the captured work is refused in every mode of the thread, and ends the capture.
 pub fn a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too<T: Bench>(b: &T) {
     let d = b.device();
     let calls: [Named<'_, T>; 2] = [
@@ -250,7 +250,7 @@ pub fn a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too<T: Bench>(b: 
 
 pub fn virtual_memory_calls_break_no_capture<T: Bench>(b: &T) {
     let d = b.device();
-    let unit = verbs::granularity(b);
+    let unit = raw_calls::granularity(b);
     let ended = ends(b, |_| {
         let (addr, handle) = (d.reserve(unit, None).expect("addresses"), d.create(unit).expect("a handle"));
         map(b, addr, &handle).expect("mapped");
@@ -274,7 +274,7 @@ pub fn a_context_event_ends_the_capture<T: Bench>(b: &T) {
     assert_eq!(b.raw_context_event(), 0, "allowed again");
 }
 
-/// The device's own verb refuses it; a backend that knows of the capture may spare it.
+/// The driver's own call refuses it; a backend that knows of the capture may refuse without ending it.
 pub fn a_context_event_is_refused_during_a_capture<T: Bench>(b: &T) {
     let event = b.device().create_event().expect("an event");
     ends(b, |_| refused_for_it(b.device().record_context(&event)));
@@ -283,7 +283,7 @@ pub fn a_context_event_is_refused_during_a_capture<T: Bench>(b: &T) {
 }
 
 /// An allocator that grows, migrates, trims and waits beside a capture by other code does not break it.
-pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
+pub fn a_capture_by_other_code_survives_the_allocator<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let ended = ends(b, |_| {
@@ -302,24 +302,23 @@ pub fn somebody_elses_capture_survives_the_allocator<T: Bench>(b: &T) {
         drop(gpu.alloc(MIB, &late).expect("memory"));
         drop(late);
         gpu.trim(Trim::All).expect("trimmed");
-        // Looks at queries and markers; waits for nothing that is not there.
+        // It looks at queries and markers, and waits for nothing.
         let _ = gpu.report();
     });
-    assert!(!ended, "the allocator has ended somebody's capture");
+    assert!(!ended, "the allocator has ended a capture by other code");
     gpu.synchronize().expect("waited");
     gpu.check();
 }
 
-/// How often the driver was asked to free memory of the device, pinned memory, and to wait for the device.
+/// How many calls of the driver freed memory of the device, freed pinned memory, and waited for the device.
 fn frees_and_waits<T: Bench>(b: &T) -> [u64; 3] {
     let calls = b.device().calls();
     let of = |name| calls.iter().find(|(n, _)| *n == name).map_or(0, |&(_, n)| n);
     [of("cuMemFree") + of("cuMemRelease"), of("cuMemFreeHost"), of("cuCtxSynchronize")]
 }
 
-/// Memory is short and in use elsewhere: the host waits for it, and it is given back to the driver, with the capture under
-/// way.
-pub fn somebody_elses_capture_survives_an_allocator_that_waits_and_trims<T: Bench>(b: &T) {
+/// Memory is short and another stream uses it: the host waits for it, and it goes back to the driver, during the capture.
+pub fn a_capture_by_other_code_survives_an_allocator_that_waits_and_trims<T: Bench>(b: &T) {
     let config = Config::default().growth(Growth::Exact).reuse(Reuse::Ordered).limit(Limit::Bytes(8 * MIB));
     let gpu = allocator(b, config.bounded_wait(Duration::from_millis(20)));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -330,25 +329,25 @@ pub fn somebody_elses_capture_survives_an_allocator_that_waits_and_trims<T: Benc
         assert!(gpu.report().total.counters.host_waits > 0, "the host waited for the reader");
         b.open(gate);
         t.record().expect("a marker").synchronize(PATIENCE).expect("the reader ends");
-        // The request waits for what is queued, but only a trim gives the 6 MiB back that are in its way.
+        // The request waits for what is queued, but only a trim gives back the 6 MiB that leave no room for it.
         let next = gpu.alloc(8 * MIB, &s).or_else(|_| {
             gpu.trim(Trim::All)?;
             gpu.alloc(8 * MIB, &s)
         });
-        let next = next.expect("the room of what was given back");
+        let next = next.expect("room after the trim");
         own(b, &next, &s);
         drop(gpu.alloc_pinned(64 * KIB).expect("pinned memory"));
         gpu.trim(Trim::All).expect("trimmed");
         let [now, host_now, _] = frees_and_waits(b);
         assert!(now > device && host_now > host, "both kinds of memory went back");
     });
-    assert!(!ended, "the allocator has ended somebody's capture");
+    assert!(!ended, "the allocator has ended a capture by other code");
     gpu.synchronize().expect("waited");
     gpu.check();
 }
 
-/// The last handle is dropped in the middle of the capture, with work on memory of both kinds that was not waited for.
-pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) {
+/// The last handle is dropped during the capture, with work on memory of both kinds that was not waited for.
+pub fn a_capture_by_other_code_survives_the_end_of_an_allocator<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let ended = ends(b, |_| {
@@ -362,13 +361,13 @@ pub fn somebody_elses_capture_survives_the_end_of_an_allocator<T: Bench>(b: &T) 
         drop((block, host, s, t, gpu));
         let [now, pinned_now, waits_now] = frees_and_waits(b);
         assert!(now > device && pinned_now > pinned, "both kinds of memory went back");
-        assert_eq!(waits_now, waits, "what waits for the device need not spare a capture");
+        assert_eq!(waits_now, waits, "a wait for the device may end a capture");
     });
-    assert!(!ended, "the allocator has ended somebody's capture");
+    assert!(!ended, "the allocator has ended a capture by other code");
 }
 
-/// All that is queued is waited for, with work pending on a stream that no call here can mark.
-pub fn somebody_elses_capture_survives_a_wait_for_everything<T: Bench>(b: &T) {
+/// The allocator waits for all that is queued, with work pending on a stream that no call here can mark.
+pub fn a_capture_by_other_code_survives_a_wait_for_everything<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, theirs) = (gpu.stream().expect("s"), stream(b));
     let ended = ends(b, |_| {
@@ -381,14 +380,14 @@ pub fn somebody_elses_capture_survives_a_wait_for_everything<T: Bench>(b: &T) {
         drop(block);
         gpu.synchronize_beside_captures().expect("waited");
         let both = b.device().relaxed(|| done(b, &before) && done(b, &read));
-        assert!(both, "it returned before");
+        assert!(both, "it returned before all was complete");
         assert_eq!(gpu.trim(Trim::All).expect("trimmed").held_back, 0);
         assert_eq!(gpu.report().reserved, 0, "all of it is known to be complete");
     });
-    assert!(!ended, "the wait has ended somebody's capture");
+    assert!(!ended, "the wait has ended a capture by other code");
 }
 
-/// Who adopted a stream may let it go while it captures: it is marked and closed after the capture.
+/// An adopted stream may be dropped while it captures: it is marked and closed after the capture.
 pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let native = stream(b);
@@ -406,7 +405,7 @@ pub fn a_capture_survives_that_its_stream_is_let_go<T: Bench>(b: &T) {
     assert_eq!(gpu.report().reserved, 0, "the capture keeps nothing");
 }
 
-/// The stream that a capture began on ends it with itself; one that joined it, and that it waited for, leaves it.
+/// Destroying the stream on which a capture began ends the capture. A stream that joined it, and for which it waited, can be destroyed without that.
 pub fn a_stream_destroyed_in_its_capture_ends_its_own<T: Bench>(b: &T) {
     let d = b.device();
     let (into, back) = (d.create_event().expect("an event"), d.create_event().expect("an event"));
@@ -423,14 +422,14 @@ pub fn a_stream_destroyed_in_its_capture_ends_its_own<T: Bench>(b: &T) {
         drop(side);
         assert!(d.is_capturing(s).expect("an answer"));
     });
-    assert!(!ended, "a stream that it had waited for was destroyed");
+    assert!(!ended, "the destroyed stream was one that it had waited for");
     let ((s, addr), side) = (capturing(b), stream(b));
     join(&s, &side);
     drop(s);
     assert!(!d.is_capturing(&side).expect("an answer"));
     b.write(&side, addr, MIB, B);
     b.check(&side, addr, MIB, B);
-    d.synchronize_device().expect("nobody captures");
+    d.synchronize_device().expect("nothing captures");
     free(b, addr, MIB).expect("freed");
 }
 
@@ -446,14 +445,14 @@ pub fn a_stream_dropped_in_its_capture_is_gone<T: Bench>(b: &T) {
         drop(s);
         let other = gpu.stream().expect("a stream");
         drop(gpu.alloc(MIB, &other).expect("a miss, which closes what can be closed"));
-        gpu.synchronize().expect("nobody captures");
+        gpu.synchronize().expect("nothing captures");
     }
     assert_eq!(gpu.report().total.held_back, 0);
     gpu.trim(Trim::All).expect("trimmed");
     assert_eq!(gpu.report().reserved, 0, "the captures keep nothing");
 }
 
-/// The first version refuses to allocate on a capturing stream, and the capture survives the refusal.
+/// An allocation on a capturing stream is refused, and the capture survives the refusal.
 pub fn a_capturing_stream_is_refused<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let native = stream(b);

@@ -1,60 +1,61 @@
 //! Reuse while everything is in flight.
 //!
-//! Streams are closed by gates first, so that no work can run; then blocks are allocated, filled with words of their
-//! own, read by other streams, checked and freed, over and over in little memory: every block after the first few is
-//! somebody's former one whose uses are all pending. The events behind the gates show that they still are at the end. Then
-//! the gates open, one after the other, and every check must find its word. What has been given to a stream without order
-//! is overwritten as soon as that stream's gate opens, whatever the other's does.
+//! Streams are closed by gates first, so that no work can run. Then blocks are allocated, filled with words of their
+//! own, read by other streams, checked and freed, many times in little memory: every block after the first few has the
+//! bytes of a former one whose uses are all pending. The events behind the gates show that they still are at the end. Then
+//! the gates open, one after the other, and every check must find its word. Bytes that were given to a stream without order
+//! are overwritten as soon as that stream's gate opens, whatever the other's does.
 //!
-//! The same on a driver that forgets waits must be found guilty.
+//! The same test on a driver that forgets waits must fail.
 
-use super::deaf::Deaf;
+use super::without_waits::WithoutWaits;
 use super::*;
 use crate::dice::Dice;
-use millpond::{Growth, Limit};
+use millpond::{Growth, Limit, Reuse};
 
-/// How often; hardware takes more.
+/// The number of rounds; on hardware more are run.
 fn rounds() -> u64 {
     std::env::var("MILLPOND_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(4)
 }
 
-/// Rounds between two looks at what the checks found: a round makes some 130, and a lap of the backend's has 65,536.
+/// Rounds between two calls of [`Bench::tally`]: a round makes some 130 checks, and the GPU's bench has room for 65,536.
 const TALLY: u64 = 100;
 
 const STREAMS: usize = 4;
 const BLOCK: u64 = 256 * KIB;
-/// Twice as many blocks as live at most fit: the rest is reuse.
+/// The limit, in blocks: twice as many as are alive at most, so that most requests reuse bytes.
 const ROOM: u64 = 16;
 
 /// One block and its word.
-struct Tenant<D: Driver> {
+struct LiveBlock<D: Driver> {
     block: Allocation<D>,
     word: u64,
     home: usize,
 }
 
-/// Closes all streams, churns, opens them; answers how often a stream was given another's bytes by an inserted wait.
+/// Closes all streams, allocates and frees, and opens them. Returns how many waits the allocator inserted.
 fn round<T: Bench, D>(b: &T, driver: &D, seed: u64) -> u64
 where
     D: Driver + Fences<Stream = StreamOf<T>>,
 {
-    let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(ROOM * BLOCK));
+    let config =
+        Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(ROOM * BLOCK));
     let gpu = Allocator::new(driver.clone(), config).expect("an allocator");
     let streams: Vec<Stream<D>> = (0..STREAMS).map(|_| gpu.stream().expect("a stream")).collect();
     let mut gates: Vec<Option<T::Gate>> = streams.iter().map(|s| Some(b.gate(s.native()))).collect();
     let behind: Vec<EventOf<T>> = streams.iter().map(|s| mark(b, s.native())).collect();
     let mut random = Dice::new(seed);
-    let mut tenants: Vec<Tenant<D>> = Vec::new();
+    let mut live: Vec<LiveBlock<D>> = Vec::new();
     for _ in 0..120 {
         let at = random.below(STREAMS);
-        if tenants.len() < ROOM as usize / 2 {
+        if live.len() < ROOM as usize / 2 {
             let block = gpu.alloc(BLOCK, &streams[at]).expect("half the room is free");
             let word = fresh_word();
             b.write(streams[at].native(), block.address(), BLOCK, word);
-            tenants.push(Tenant { block, word, home: at });
+            live.push(LiveBlock { block, word, home: at });
             continue;
         }
-        let t = tenants.swap_remove(random.below(tenants.len()));
+        let t = live.swap_remove(random.below(live.len()));
         if random.below(3) == 0 && at != t.home {
             // A reader of other code, ordered by the program itself, through the device's own driver.
             let written = mark(b, streams[t.home].native());
@@ -64,17 +65,17 @@ where
         }
         b.check(streams[t.home].native(), t.block.address(), BLOCK, t.word);
     }
-    for t in tenants {
+    for t in live {
         b.check(streams[t.home].native(), t.block.address(), BLOCK, t.word);
     }
     assert!(behind.iter().all(|e| pending(b, e)), "all of it was in flight");
-    // Any order of opening must do.
+    // The order in which they open must not matter.
     for _ in 0..STREAMS {
         let closed: Vec<usize> = (0..STREAMS).filter(|&i| gates[i].is_some()).collect();
         let next = closed[random.below(closed.len())];
         b.open(gates[next].take().expect("closed"));
         assert!(done(b, &behind[next]));
-        // Whatever can run on it now may as well, before the next one opens.
+        // What can run on it now gets time to run before the next one opens.
         let end = mark(b, streams[next].native());
         b.device().wait_event(&end, Duration::from_millis(2)).expect("an answer");
     }
@@ -91,7 +92,7 @@ pub fn patterns_survive_while_everything_is_in_flight<T: Bench>(b: &T) {
             b.tally().unwrap_or_else(|why| panic!("by round {seed}: {why}"));
         }
     }
-    assert!(waits > 0, "no bytes changed hands by a wait: nothing was shown");
+    assert!(waits > 0, "no bytes went to another stream behind a wait: nothing was shown");
     if rounds() > 100 {
         say(&format!("{} rounds, {waits} waits inserted by the allocator", rounds()));
     }
@@ -100,6 +101,6 @@ pub fn patterns_survive_while_everything_is_in_flight<T: Bench>(b: &T) {
 /// The test above can fail.
 pub fn a_driver_that_forgets_waits_is_found<T: Bench>(b: &T) {
     for seed in 0..4 {
-        round(b, &Deaf::new(b.device().clone()), seed);
+        round(b, &WithoutWaits::new(b.device().clone()), seed);
     }
 }

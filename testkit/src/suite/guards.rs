@@ -1,5 +1,5 @@
-//! Arrays in kernels that other code queues: a guard orders its stream before, and records the use after or, if forgotten,
-//! from then on.
+//! Arrays in kernels that other code queues: a guard orders its stream after earlier uses when it is made, and records the use at its end;
+//! if it is forgotten, the use stays open.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
 
@@ -25,7 +25,7 @@ fn reads<T: Bench>(b: &T, x: &Bytes<T>, on: &Stream<T::Device>, word: u64) {
     b.check(on.native(), guard.address(), x.size_bytes(), word);
 }
 
-pub fn a_guard_waits_for_what_it_must_and_nobody_for_more_than_it<T: Bench>(b: &T) {
+pub fn a_guard_waits_for_what_it_must_and_is_waited_for_alone<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t, u) =
         (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
@@ -33,15 +33,15 @@ pub fn a_guard_waits_for_what_it_must_and_nobody_for_more_than_it<T: Bench>(b: &
     let gate = b.gate(s.native());
     writes(b, &mut x, &s, A, false);
     reads(b, &x, &t, A);
-    assert!(pending(b, &mark(b, t.native())), "the reader is behind the writer, whose stream is held");
+    assert!(pending(b, &mark(b, t.native())), "the reader waits for the writer, whose stream is held");
     reads(b, &x, &u, A);
     b.open(gate);
-    // What its stream is given later, a guard's end has nothing to do with.
+    // Work that its stream gets after a guard's end is not part of the guard's use.
     let late = b.gate(t.native());
     reads(b, &x, &u, A);
     assert!(done(b, &mark(b, u.native())), "a reader waits for no reader");
     writes(b, &mut x, &u, B, false);
-    assert!(done(b, &mark(b, u.native())), "the writer waits for the reader, not for what is behind it");
+    assert!(done(b, &mark(b, u.native())), "the writer waits for the reader, not for later work");
     b.open(late);
     reads(b, &x, &s, B);
 }
@@ -49,7 +49,7 @@ pub fn a_guard_waits_for_what_it_must_and_nobody_for_more_than_it<T: Bench>(b: &
 pub fn a_forgotten_guard_stays_open<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
-    // Forgotten on a stream that is not the array's, and on the one that is.
+    // Forgotten on another stream than the array's, and on the array's own.
     for (forgotten, other) in [(&t, &s), (&s, &t)] {
         let mut x = gpu.uninit::<u8>(1 << 20, &s).expect("an array");
         writes(b, &mut x, forgotten, A, true);
@@ -76,7 +76,7 @@ pub fn an_array_dropped_behind_a_forgotten_guard_is_reused_in_order<T: Bench>(b:
         }
         drop(x);
         let mut y = gpu.uninit::<u8>(1 << 20, &s).expect("the next owner");
-        assert_eq!(y.address(), at, "the same bytes, or nothing is shown");
+        assert_eq!(y.address(), at, "with other bytes nothing would be shown");
         y.fill_bytes(0x5B, &s).expect("filled");
         assert!(pending(b, &mark(b, s.native())), "behind the former owner's kernel");
         b.open(gate);

@@ -1,8 +1,8 @@
-//! Kernels on arrays: each built-in one against plain loops, on many lengths and alignments, and that a launch waits for
-//! exactly what it must. Floats are compared bit by bit.
+//! Kernels on arrays: each built-in one is compared with plain loops, on many lengths and alignments; and a launch waits for
+//! what it must wait for and for nothing else. Floats are compared bit by bit.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
-#![allow(clippy::cast_possible_wrap, reason = "numbers to move about, small or wrapped round on purpose")]
+#![allow(clippy::cast_possible_wrap, reason = "test values, small or wrapped around on purpose")]
 
 use super::*;
 use crate::dice::Dice;
@@ -11,14 +11,14 @@ use millpond::kernel::{self, Argument, Grid, Kernel, Number, ReferenceMemory};
 use millpond::{DeviceArray, Error};
 use std::fmt::Debug;
 
-/// Lengths around what a thread, a block and a part of a sum take.
+/// Lengths around those of a thread, of a block and of a part of a sum.
 const LENGTHS: [usize; 12] = [0, 1, 2, 31, 255, 256, 257, 1000, 8191, 8192, 8193, 40_000];
 /// Elements before the part that a kernel works on, so that it is aligned to its element only.
 const BEFORE: [usize; 3] = [0, 1, 3];
-/// Elements behind it.
+/// Elements after it.
 const BEHIND: usize = 2;
 
-/// Every length, each from one of these places on: only a fill looks at how its target is aligned.
+/// Every length, each with one of these offsets: only a fill depends on the alignment of its target.
 fn lengths_and_places() -> impl Iterator<Item = (usize, usize)> {
     LENGTHS.into_iter().zip(BEFORE.into_iter().cycle())
 }
@@ -49,8 +49,8 @@ fn of<B: Bench, T: Pod>(array: &Array<T, B>, on: &Stream<B::Device>) -> Vec<T> {
     array.to_pinned(on).expect("queued").wait().expect("done").to_vec()
 }
 
-/// Runs a program on the part of an array that is left between `before` elements and two more, and compares all of it with
-/// what should be there. `old` is what stood there.
+/// Runs an operation on the part of an array between its first `before` elements and the last two, and compares the whole array with what it
+/// has to be. `old` and `new` are the part's elements before and after.
 fn compare<B: Bench, T: Pod + Into<Argument> + Debug>(
     what: &str,
     (gpu, s): (&Allocator<B::Device>, &Stream<B::Device>),
@@ -76,13 +76,13 @@ fn compare<B: Bench, T: Pod + Into<Argument> + Debug>(
     assert_eq!(first, None, "{what}, {} elements from {before} on: {found:x?}", old.len());
 }
 
-/// A type that the built-in kernels compute with, and how.
+/// A type that the built-in kernels compute with, and its test values.
 trait Sample: Number + Debug {
     /// A whole number.
     fn count(i: usize) -> Self;
-    /// Something less even.
+    /// A less regular value.
     fn value(i: usize) -> Self;
-    /// `a * x + y`, wrapped round or rounded once.
+    /// `a * x + y`, wrapped around or rounded once.
     fn fused(a: Self, x: Self, y: Self) -> Self;
 }
 
@@ -174,7 +174,7 @@ pub fn a_fill_writes_every_element<T: Bench>(b: &T) {
     assert!(found[1..].iter().all(|e| e == &[1, 2, 3, 4]), "{found:?}");
 }
 
-/// Memory of a reference that is no device's: two arrays, far from each other.
+/// Memory for a CPU reference without a device: two arrays, far from each other.
 struct Two {
     target: Vec<u8>,
     source: Vec<u8>,
@@ -195,7 +195,7 @@ impl ReferenceMemory for Two {
     }
 }
 
-/// The sum as the kernel's reference has it, by parts of parts.
+/// The sum by the kernel's CPU reference, of parts and then of their sums.
 fn sum_by_reference(values: &[f32]) -> f32 {
     let reference = named("millpond_reduce_f32").on_cpu().expect("a reference");
     let parts = values.len().div_ceil(8192);
@@ -231,7 +231,7 @@ pub fn a_sum_of_floats_is_the_same_everywhere<T: Bench>(b: &T) {
     let s = gpu.stream().expect("a stream");
     let mut seeded = Dice::new(6);
     for n in LENGTHS.into_iter().filter(|&n| n > 0) {
-        // Sixty powers of two apart, so that another order of additions gives another sum.
+        // The magnitudes differ by up to 60 powers of two, so that another order of additions has another sum.
         let values: Vec<f32> = (0..n)
             .map(|_| (seeded.below(2000) as f32 - 1000.0) * 2_f32.powi(seeded.below(60) as i32))
             .collect();
@@ -251,7 +251,7 @@ fn moves_of<T: Pod + PartialEq + Debug, B: Bench>(b: &B, value: &dyn Fn(usize) -
         let length = n / 2 + 3;
         let from: Vec<T> = (0..length).map(value).collect();
         let old: Vec<T> = (0..n).map(|i| value(i + 100)).collect();
-        // Some lead beyond the end, by one and by far.
+        // Some indices are beyond the end, by one or by far.
         let at: Vec<u32> = (0..n)
             .map(|i| match i % 9 {
                 4 => length as u32,
@@ -266,7 +266,7 @@ fn moves_of<T: Pod + PartialEq + Debug, B: Bench>(b: &B, value: &dyn Fn(usize) -
             at.iter().zip(&old).map(|(&i, &o)| from.get(i as usize).copied().unwrap_or(o)).collect();
         assert_eq!(of::<B, T>(&target, &t), expected, "a gather of {n}");
 
-        // Every place at most once, in another order, and some places not at all.
+        // Every index at most once, in another order, and some not at all.
         let wide = 2 * n + 1;
         let old: Vec<T> = (0..wide).map(|i| value(i + 7)).collect();
         let from: Vec<T> = (0..n).map(|i| value(i + 5000)).collect();
@@ -292,7 +292,7 @@ pub fn elements_are_picked_and_spread<T: Bench>(b: &T) {
     moves_of::<[f32; 3], T>(b, &|i| [i as f32, -(i as f32), 0.25]);
     moves_of::<u128, T>(b, &|i| (i as u128) << 70 | 5);
     moves_of::<[u8; 5], T>(b, &|i| [i as u8, 1, 2, 3, (i >> 8) as u8]);
-    // Indices begin anywhere.
+    // Slices of the operands.
     let gpu = ready(b);
     let s = gpu.stream().expect("a stream");
     let (from, at) = (given::<T, u64>(&gpu, &s, &[10, 11, 12, 13]), given::<T, u32>(&gpu, &s, &[9, 3, 0, 1]));
@@ -320,7 +320,7 @@ pub fn lengths_are_compared<T: Bench>(b: &T) {
         assert!(said.starts_with(verb) && said.contains(side), "{said}");
     }
     assert!(of::<T, f32>(&y, &s).iter().all(|&v| v == 0.0), "nothing was queued");
-    // A shape of its own is no obstacle where only memory order counts.
+    // Other shapes are accepted where only memory order counts.
     kernel::iota(&mut y, 1.0, 1.0, &s).expect("queued");
     kernel::reduce_sum(&y, &mut x_of_one(&gpu, &s).slice_mut(..), &s).expect("queued");
 }
@@ -337,17 +337,17 @@ pub fn a_launch_waits_for_exactly_what_it_must<T: Bench>(b: &T) {
     let mut y = gpu.zeros::<u32>(5000, &t).expect("y");
     let mut z = gpu.zeros::<u32>(5000, &u).expect("z");
     finish_stream(b, s.native());
-    // A read behind a write on another stream waits; one that has nothing to do with it does not.
+    // A read after a write on another stream waits; an operation on another array does not.
     let gate = b.gate(s.native());
     kernel::iota(&mut x, 7, 1, &s).expect("queued");
     kernel::saxpy(3, &x, &mut y, &t).expect("queued");
     kernel::iota(&mut z, 1, 0, &u).expect("queued");
     let (behind, beside) = (mark(b, t.native()), mark(b, u.native()));
-    assert!(done(b, &beside), "z has nothing to do with the stream that is held");
+    assert!(done(b, &beside), "z does not depend on the stream that is held");
     assert!(pending(b, &behind), "y's new elements need x, whose stream is held");
     b.open(gate);
     finish_stream(b, t.native());
-    // A read beside a read does not wait; a write behind it does.
+    // A read does not wait for a read; a write after it does.
     let gate = b.gate(t.native());
     kernel::saxpy(1, &x, &mut y, &t).expect("queued");
     kernel::saxpy(1, &x, &mut z, &u).expect("queued");
@@ -373,7 +373,7 @@ pub fn arrays_dropped_behind_a_launch_are_reused_in_order<T: Bench>(b: &T) {
         kernel::iota(&mut x, round, 1, &s).expect("queued");
         kernel::reduce_sum(&x, &mut sum, &t).expect("queued");
         drop(x);
-        // If it were the same bytes, this would come before the sum.
+        // With the same bytes and no order, this fill would run before the sum.
         let mut other = gpu.uninit::<u64>(n, &s).expect("another");
         kernel::fill(&mut other, u64::MAX, &s).expect("queued");
         b.open(gate);
@@ -407,7 +407,7 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     // No thread: nothing.
     // SAFETY: as above, of no elements.
     unsafe { s.launch(saxpy, 0, (y.write(), x.read(), 0_u64, 2.0_f32)) }.expect("nothing to queue");
-    // More threads than a block has anywhere: refused, and nothing is known of it afterwards.
+    // More threads than a block can have on any device: refused, and the array has no use of it afterwards.
     let gate = b.gate(t.native());
     // SAFETY: as above.
     let refused = unsafe { t.launch(saxpy, Grid::new(1, 2048), (y.write(), x.read(), 600_u64, 2.0_f32)) };
@@ -416,8 +416,8 @@ pub fn a_named_kernel_takes_operands<T: Bench>(b: &T) {
     assert_eq!(of::<T, f32>(&y, &s), found);
 }
 
-/// A launch on a capturing stream would replay on bytes that belong to others by then: the built-in kernels and others
-/// with declared operands are refused, the capture and the array stay as they were, and other streams go on.
+/// A launch on a capturing stream would be replayed when others may own the bytes. So the built-in kernels and others
+/// with declared operands are refused, the capture and the array stay as they are, and other streams can be used.
 #[allow(unsafe_code, reason = "a built-in kernel, by its name")]
 pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {
     let gpu = ready(b);
@@ -441,8 +441,8 @@ pub fn a_capturing_stream_gets_no_kernel<T: Bench>(b: &T) {
         assert!(of_theirs, "{refused:?}");
     }
     assert_eq!(gpu.report().total.counters, uses, "nothing is counted");
-    kernel::saxpy(2.0, &x, &mut y, &s).expect("others go on");
-    assert_eq!(b.end_capture(&native), Ok(()), "the capture lives");
+    kernel::saxpy(2.0, &x, &mut y, &s).expect("other streams can be used");
+    assert_eq!(b.end_capture(&native), Ok(()), "the capture survived");
     assert!(of::<T, f32>(&y, &s).iter().all(|&v| v.to_bits() == 5.0_f32.to_bits()), "1 and twice 2");
     kernel::fill(&mut y, 7.0, &theirs).expect("after the capture");
     assert!(of::<T, f32>(&y, &s).iter().all(|&v| v.to_bits() == 7.0_f32.to_bits()));

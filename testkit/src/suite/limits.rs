@@ -1,4 +1,4 @@
-//! The allocator and the end of memory: limits, out of memory, trims, closing.
+//! The allocator when memory is short: limits, out of memory, trims, closing.
 
 use super::*;
 use millpond::{Error, Growth, Limit, Reuse, Trim};
@@ -39,7 +39,7 @@ pub fn limits_of_nothing<T: Bench>(b: &T) {
         let gpu = allocator(b, exact().limit(Limit::Bytes(limit)));
         let s = gpu.stream().expect("a stream");
         assert!(is_out_of_memory(gpu.alloc(1, &s)));
-        let empty = gpu.alloc(0, &s).expect("nothing is always to be had");
+        let empty = gpu.alloc(0, &s).expect("no bytes are always granted");
         assert!(empty.is_empty());
         assert_eq!(gpu.report().reserved, 0);
     }
@@ -52,7 +52,7 @@ pub fn requests_beyond_the_device<T: Bench>(b: &T) {
     for absurd in [u64::MAX, u64::MAX - 511, 1 << 63] {
         assert!(matches!(gpu.alloc(absurd, &s), Err(Error::TooLarge { .. })), "{absurd}");
     }
-    let block = gpu.alloc(MIB, &s).expect("all is well");
+    let block = gpu.alloc(MIB, &s).expect("the allocator still works");
     own(b, &block, &s);
     gpu.check();
 }
@@ -67,30 +67,30 @@ pub fn a_trim_gives_everything_back<T: Bench>(b: &T) {
             still(b, &block, s, word);
         }
     }
-    let taken = gpu.report().reserved;
-    assert!(taken >= 10 * MIB);
+    let reserved = gpu.report().reserved;
+    assert!(reserved >= 10 * MIB);
     gpu.synchronize().expect("waited");
     let trimmed = gpu.trim(Trim::All).expect("trimmed");
-    assert_eq!((trimmed.bytes, gpu.report().reserved), (taken, 0));
+    assert_eq!((trimmed.bytes, gpu.report().reserved), (reserved, 0));
     let again = gpu.alloc(MIB, &streams[0]).expect("memory");
     own(b, &again, &streams[0]);
 }
 
-/// O4: what may still be in use is not given back, however idle it looks.
+/// O4: memory that may still be in use is not given back, although it is free.
 pub fn memory_in_flight_is_not_trimmed<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
     let (_, gate) = freed_under_a_reader(b, &gpu, 4 * MIB, &s, &t);
-    let trimmed = gpu.trim(Trim::All).expect("nothing to give, and nothing waited for");
+    let trimmed = gpu.trim(Trim::All).expect("nothing goes back, and nothing is waited for");
     assert_eq!((trimmed.bytes, gpu.report().reserved), (0, 4 * MIB));
     assert!(pending(b, &mark(b, t.native())));
     b.open(gate);
     gpu.synchronize().expect("waited");
-    assert_eq!(gpu.trim(Trim::All).expect("now it goes").bytes, 4 * MIB);
+    assert_eq!(gpu.trim(Trim::All).expect("now it goes back").bytes, 4 * MIB);
 }
 
-/// All that either kind of memory may take waits for a stream that no other may be made to wait for, and is held: a request is refused at once,
-/// however long it might wait for others. A gate that was waited for has ended by itself, which `open` reports.
+/// All memory of both kinds within the limits is in use by an independent stream, which is held by a gate: a request is refused at once, although
+/// it could wait long for other streams. If the request waited, the gate would end by itself, which `open` reports.
 pub fn no_request_waits_for_an_independent_stream<T: Bench>(b: &T) {
     let gpu =
         allocator(b, exact().limit(Limit::Bytes(8 * MIB)).pinned_limit(8 * MIB).bounded_wait(3 * PATIENCE));
@@ -104,12 +104,12 @@ pub fn no_request_waits_for_an_independent_stream<T: Bench>(b: &T) {
     assert!(matches!(gpu.alloc_pinned(4 * MIB), Err(Error::OutOfMemory(_))));
     b.open(gate);
     gpu.synchronize().expect("waited");
-    let block = gpu.alloc(4 * MIB, &s).expect("what it held is complete");
+    let block = gpu.alloc(4 * MIB, &s).expect("its use is complete");
     own(b, &block, &s);
-    drop(gpu.alloc_pinned(4 * MIB).expect("and what it held of the host's"));
+    drop(gpu.alloc_pinned(4 * MIB).expect("its use of pinned memory too"));
 }
 
-/// Everything the allocator made is gone with the last thing that refers to it; the judgement looks for what is not.
+/// Everything that the allocator made is released with the last reference to it; the verdict reports what is not.
 pub fn nothing_lasts_beyond_the_last_drop<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let streams: Vec<_> = (0..4).map(|_| gpu.stream().expect("a stream")).collect();

@@ -2,46 +2,47 @@
 //! simulated device relies on, so that hardware checks the simulator.
 //!
 //! A [`Bench`] is a device and what a test needs beyond the driver's traits: kernels that write and check a pattern, a
-//! gate that holds a stream, and a judgement at the end. `tests/on_sim/main.rs` and its siblings make one each and say
-//! `conformance!`. A test knows no device: it uses gates, so that work behind them is provably pending, never time.
+//! gate that holds a stream, and a verdict at the end. `tests/on_sim/main.rs` and its siblings make one each and call
+//! `conformance!`. A test does not know its device. It uses gates and never time, so that the work behind a gate is certainly pending.
 //!
-//! | file | what it holds against a device |
+//! | file | what it tests |
 //! |---|---|
 //! | `order` | E1 to E8: streams, events, the legacy and per-thread streams |
-//! | `habits` | who waits for kernels, values that come back, context events, copies |
+//! | `driver_behaviour` | which calls wait for kernels, handle values that are used again, context events, copies |
 //! | `capture` | what a capture survives |
 //! | `mapping` | virtual memory |
 //! | `reuse` | the allocator: who gets freed bytes, and when |
 //! | `limits` | the allocator: limits, out of memory, trims, closing |
 //! | `pinned` | the allocator: host memory |
-//! | `scrub` | the allocator: memory that changes hands shows nothing |
-//! | `pools` | the allocator: what it makes of sizes, and what it says of itself |
-//! | `rows` | rows of tests/architecture/requirements.rs that are shown on every device |
+//! | `scrub` | the allocator: a new owner does not see the former contents |
+//! | `pools` | the allocator: how a pool serves sizes, and its statistics |
+//! | `requirements` | requirements of tests/architecture/requirements.rs that are shown on every device |
 //! | `arrays`, `transfers` | typed arrays, copies and their tokens |
-//! | `operands` | what verbs take for an array, and kernels beside their CPU references |
-//! | `kernels`, `guards` | kernels on arrays, ours to queue or somebody else's |
-//! | `flight` | reuse while everything is provably in flight; and that this test can fail |
+//! | `operands` | what operations accept as an array, and kernels beside their CPU references |
+//! | `kernels`, `guards` | kernels on arrays, which the library queues or other code |
+//! | `flight` | reuse while everything is certainly in flight; and that this test can fail |
 
-#![allow(clippy::wildcard_imports, reason = "a room of the suite speaks its words")]
+#![allow(clippy::wildcard_imports, reason = "each module of the suite uses the items of this one")]
 
 pub mod arrays;
 pub mod capture;
-pub mod deaf;
+pub mod driver_behaviour;
 pub mod flight;
 pub mod guards;
-pub mod habits;
 pub mod kernels;
 pub mod limits;
 pub mod mapping;
+pub mod moves;
 pub mod operands;
 pub mod order;
 pub mod pinned;
 pub mod pools;
+pub(crate) mod raw_calls;
+pub mod requirements;
 pub mod reuse;
-pub mod rows;
 pub mod scrub;
 pub mod transfers;
-pub(crate) mod verbs;
+pub mod without_waits;
 
 use millpond::driver::{Driver, DriverResult, Fences, Kernels, Mapping};
 use millpond::units::Addr;
@@ -50,12 +51,12 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A bench's streams and events.
+/// A bench's streams.
 pub type StreamOf<B> = <<B as Bench>::Device as Fences>::Stream;
-/// As [`StreamOf`].
+/// A bench's events.
 pub type EventOf<B> = <<B as Bench>::Device as Fences>::Event;
 
-/// A device on the bench.
+/// A device to be tested, and what the tests need beside it.
 pub trait Bench: Sized + Sync {
     /// The driver's type.
     type Device: Driver + Kernels;
@@ -64,28 +65,28 @@ pub trait Bench: Sized + Sync {
 
     /// The driver.
     fn device(&self) -> &Self::Device;
-    /// An allocator on it, for a whole test. Who runs a test for ever gives it the same one again.
+    /// An allocator on it, for a whole test. A program that repeats a test without end returns the same one each time.
     fn allocator(&self, config: Config) -> Allocator<Self::Device> {
         Allocator::new(self.device().clone(), config).expect("an allocator")
     }
-    /// How many elements or repetitions a row has: the first number. Who runs a test for ever takes the second: the least that
-    /// still shows the row, since the loop repeats it.
+    /// How many elements or repetitions a test of a requirement has: the first number. A program that repeats a test without end takes the
+    /// second, the least that still shows the requirement.
     fn many(&self, once: usize, in_a_loop: usize) -> usize {
         let _ = in_a_loop;
         once
     }
-    /// Queues a kernel that runs until it is told to end. A capture by other code survives that.
+    /// Queues a kernel that runs until [`Bench::open`]. This breaks no capture by other code.
     fn gate(&self, on: &StreamOf<Self>) -> Self::Gate;
     /// Ends it.
     fn open(&self, gate: Self::Gate);
     /// Whether a call waits for a kernel that runs on a stream. The call is made, and succeeds, either way.
     fn waits(&self, on: &StreamOf<Self>, call: &mut dyn FnMut() -> DriverResult<()>) -> bool;
-    /// Puts a kernel on a stream that fills a range with a word.
+    /// Queues a kernel that fills a range with a word.
     fn write(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
-    /// Queues a kernel that checks that a range holds a word; the judgement reports if it did not.
+    /// Queues a kernel that checks that a range holds a word; the verdict reports if it did not.
     fn check(&self, on: &StreamOf<Self>, addr: Addr, bytes: u64, word: u64);
-    /// Waits for everything, and tells what checks have found so far. A bench whose checks must wait at times does it
-    /// here: a test that makes very many of them calls this while nothing is behind a gate.
+    /// Waits for everything, and returns what checks have found so far. A bench with room for a limited number of checks
+    /// empties it here: a test that makes very many of them calls this while nothing is behind a gate.
     fn tally(&self) -> Result<(), String> {
         Ok(())
     }
@@ -95,19 +96,19 @@ pub trait Bench: Sized + Sync {
     fn per_thread(&self) -> StreamOf<Self>;
     /// The value of a stream's native handle.
     fn handle(&self, stream: &StreamOf<Self>) -> u64;
-    /// Asks the driver for a stream's id, whatever is known already; the error's code.
-    fn ask_id(&self, stream: &StreamOf<Self>) -> Result<u64, u32>;
-    /// Records an event of its own behind everything in the context, whatever the backend thinks of it; the driver's code.
+    /// Queries a stream's id from the driver, even if it is known already; returns the error's code.
+    fn query_id(&self, stream: &StreamOf<Self>) -> Result<u64, u32>;
+    /// Records an event of its own behind everything in the context, without the backend's checks; returns the driver's code.
     fn raw_context_event(&self) -> u32;
     /// Begins a global capture.
     fn begin_capture(&self, stream: &StreamOf<Self>);
-    /// Ends a capture; the error's code if it was destroyed.
+    /// Ends a capture; returns the error's code if it was destroyed.
     fn end_capture(&self, stream: &StreamOf<Self>) -> Result<(), u32>;
-    /// Waits for everything, judges, and looks for what was left. Everything of the test's own is gone.
+    /// Waits for everything, and returns the verdict: wrong contents, violations, and what was left. The test has dropped all that it made.
     fn finish(self) -> Result<(), String>;
 }
 
-/// How long a wait for something that must come may take before a test gives up. Only a failure takes this long.
+/// How long a test waits for something that must happen. Only a failure takes this long.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub const MIB: u64 = 1 << 20;
@@ -132,7 +133,7 @@ pub fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
-/// Runs a test on a bench, if there is one, and judges.
+/// Runs a test on a bench, if there is one, and panics if the verdict is bad.
 pub fn run<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
     let Some(bench) = bench else { return };
     test(&bench);
@@ -141,11 +142,11 @@ pub fn run<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
     }
 }
 
-/// Runs a test that a bench must convict.
+/// Runs a test whose verdict must be bad.
 pub fn run_guilty<T: Bench>(bench: Option<T>, name: &str, test: fn(&T)) {
     let Some(bench) = bench else { return };
     test(&bench);
-    assert!(bench.finish().is_err(), "{name}: the bench found nothing, so it proves nothing");
+    assert!(bench.finish().is_err(), "{name}: the bench did not find the error, so its tests prove nothing");
 }
 
 /// A word that no other operation has.
@@ -154,7 +155,7 @@ pub fn fresh_word() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1
 }
 
-// What most tests say.
+// Helpers of most tests.
 
 /// A non-blocking stream.
 pub fn stream<T: Bench>(b: &T) -> StreamOf<T> {
@@ -163,7 +164,7 @@ pub fn stream<T: Bench>(b: &T) -> StreamOf<T> {
 
 /// A stream that is ordered with the legacy default stream.
 pub fn blocking_stream<T: Bench>(b: &T) -> StreamOf<T> {
-    let options = millpond::driver::StreamOptions { blocking: true, ..Default::default() };
+    let options = millpond::driver::StreamOptions::default().blocking(true);
     b.device().create_stream(options).expect("a stream")
 }
 
@@ -174,12 +175,12 @@ pub fn mark<T: Bench>(b: &T, on: &StreamOf<T>) -> EventOf<T> {
     event
 }
 
-/// Whether what an event captured is pending, as a query says.
+/// Whether what an event captured is pending, by a query.
 pub fn pending<T: Bench>(b: &T, event: &EventOf<T>) -> bool {
     !b.device().query(event).expect("an answer")
 }
 
-/// Whether what an event captured comes to its end.
+/// Waits for what an event captured: whether it completes within [`PATIENCE`].
 pub fn done<T: Bench>(b: &T, event: &EventOf<T>) -> bool {
     b.device().wait_event(event, PATIENCE).expect("an answer")
 }
@@ -194,19 +195,19 @@ pub fn allocator<T: Bench>(b: &T, config: Config) -> Allocator<T::Device> {
     b.allocator(config)
 }
 
-/// Fills a block with a word of its own, and answers the word.
+/// Fills a block with a word of its own, and returns the word.
 pub fn own<T: Bench>(b: &T, block: &Allocation<T::Device>, on: &Stream<T::Device>) -> u64 {
     let word = fresh_word();
     b.write(on.native(), block.address(), block.len(), word);
     word
 }
 
-/// Checks a block for its word, on a stream.
+/// Checks that a block holds its word, on a stream.
 pub fn still<T: Bench>(b: &T, block: &Allocation<T::Device>, on: &Stream<T::Device>, word: u64) {
     b.check(on.native(), block.address(), block.len(), word);
 }
 
-/// A block of s that t still reads, held by the gate, when it is freed: where it lay.
+/// Frees a block of s while t still has to read it, held by a gate. Returns its address and the gate.
 pub fn freed_under_a_reader<T: Bench>(
     b: &T,
     gpu: &Allocator<T::Device>,
@@ -229,7 +230,7 @@ pub fn overlap<D: Driver>(a: &Allocation<D>, b: &Allocation<D>) -> bool {
     x < y + b.len() && y < x + a.len()
 }
 
-/// The suite: a list that a macro of this module is called with, behind what it is given.
+/// The suite: the list of its tests, with which a macro of this module is called, after the given arguments.
 #[macro_export]
 macro_rules! conformance_list {
     ($made:ident $given:tt) => {
@@ -241,7 +242,7 @@ macro_rules! conformance_list {
                 the_legacy_stream_waits_for_blocking_streams_only,
                 blocking_streams_wait_for_the_legacy_stream, per_thread_streams_are_blocking_and_one_a_thread,
             ]
-            habits: [
+            driver_behaviour: [
                 a_plain_free_waits_for_running_kernels, unpinning_waits_for_running_kernels,
                 unpinning_waits_for_whatever_is_queued,
                 everything_else_waits_for_nothing, a_destroyed_stream_goes_on,
@@ -258,19 +259,22 @@ macro_rules! conformance_list {
                 a_wait_for_the_device_ends_a_capture_in_a_relaxed_batch_too,
                 virtual_memory_calls_break_no_capture, a_wait_on_outside_work_ends_the_capture,
                 a_context_event_ends_the_capture,
-                a_context_event_is_refused_during_a_capture, somebody_elses_capture_survives_the_allocator,
-                somebody_elses_capture_survives_an_allocator_that_waits_and_trims,
-                somebody_elses_capture_survives_the_end_of_an_allocator,
-                somebody_elses_capture_survives_a_wait_for_everything,
+                a_context_event_is_refused_during_a_capture, a_capture_by_other_code_survives_the_allocator,
+                a_capture_by_other_code_survives_an_allocator_that_waits_and_trims,
+                a_capture_by_other_code_survives_the_end_of_an_allocator,
+                a_capture_by_other_code_survives_a_wait_for_everything,
                 a_capture_survives_that_its_stream_is_let_go, a_stream_destroyed_in_its_capture_ends_its_own,
                 a_stream_dropped_in_its_capture_is_gone, a_capturing_stream_is_refused,
             ]
             mapping: [
                 the_unit_is_2_mib_and_odd_sizes_are_refused, one_handle_at_two_addresses_is_the_same_memory,
                 access_is_given_again_after_every_map, a_handle_is_mapped_whole, one_call_may_span_handles_and_holes,
-                contents_survive_a_move, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
+                contents_survive_a_move, an_exported_handle_is_the_same_memory, an_exported_block_is_opened_where_it_lies, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
                 a_reservation_can_be_continued, work_runs_across_the_seam_of_two_handles,
                 a_handle_is_lent_by_a_second_mapping,
+            ]
+            moves: [
+                pieces_serve_a_long_request, contents_survive_moves, half_of_the_pieces_in_one,
             ]
             reuse: [
                 a_hit_makes_no_driver_call, the_same_stream_reuses_at_once, an_ordered_stream_gets_the_bytes,
@@ -285,8 +289,8 @@ macro_rules! conformance_list {
                 nothing_lasts_beyond_the_last_drop,
             ]
             pinned: [
-                bytes_go_there_and_back, a_source_in_flight_is_nobody_elses,
-                a_source_freed_by_nobody_knows_whom_is_nobody_elses, p15_a_pinned_limit_refuses_and_recovers,
+                bytes_go_there_and_back, a_source_in_flight_has_no_other_owner,
+                a_source_freed_by_unknown_streams_has_no_other_owner, p15_a_pinned_limit_refuses_and_recovers,
             ]
             pools: [
                 t02_exact_fit_baseline, t03_exact_fit_misses_where_best_fit_hits, t04_best_fit_splits, t05_merge_on_free,
@@ -296,7 +300,7 @@ macro_rules! conformance_list {
                 a_new_tenant_reads_zeroes, a_receiver_reads_zeroes, a_first_use_elsewhere_comes_after_the_fill,
                 pinned_bytes_are_zero,
             ]
-            rows: [
+            requirements: [
                 d03_a_stream_dropped_with_work_pending, c07_per_thread_default_streams_are_known_by_their_ids,
                 s02_pageable_sources_serialise, s07_the_legacy_stream_destroys_overlap, s17_drop_pinned_in_flight,
                 d01_a_pinned_source_dropped_in_flight, d02_an_array_dropped_under_a_reader,
@@ -319,7 +323,7 @@ macro_rules! conformance_list {
             ]
             transfers: [
                 a_source_comes_back_and_its_elements_arrive, later_work_waits_for_the_copy_and_the_host_does_not,
-                what_comes_after_a_copy_holds_nobody_back, reads_wait_for_no_reads_and_writes_for_reads,
+                what_comes_after_a_copy_holds_back_no_waiter, reads_wait_for_no_reads_and_writes_for_reads,
                 a_dropped_token_keeps_its_memory, a_forgotten_token_costs_memory_and_nothing_else,
                 a_shared_source_lives_until_every_copy_is_done, the_shapes_of_both_sides_are_compared,
                 nothing_is_copied_too, pageable_memory_goes_through_slots, a_staged_source_is_free_at_return,
@@ -333,7 +337,7 @@ macro_rules! conformance_list {
                 a_named_kernel_takes_operands, a_capturing_stream_gets_no_kernel,
             ]
             guards: [
-                a_guard_waits_for_what_it_must_and_nobody_for_more_than_it,
+                a_guard_waits_for_what_it_must_and_is_waited_for_alone,
                 a_forgotten_guard_stays_open,
                 an_array_dropped_behind_a_forgotten_guard_is_reused_in_order, a_part_is_written_beside_another,
             ]
@@ -345,7 +349,7 @@ macro_rules! conformance_list {
     };
 }
 
-/// Tests for one bench: `conformance!(bench())`, where `bench` answers `Option<impl Bench>`.
+/// Tests for one bench: `conformance!(bench())`, where `bench` returns `Option<impl Bench>`.
 #[macro_export]
 macro_rules! conformance {
     ($bench:expr) => {
@@ -353,34 +357,34 @@ macro_rules! conformance {
     };
 }
 
-/// A module of tests for each room.
+/// A module of tests for each module of the suite.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_tests {
-    ([$bench:expr] $run:ident: $($room:ident: [$($test:ident),* $(,)?])*) => {$(
-        mod $room {
+    ([$bench:expr] $run:ident: $($module:ident: [$($test:ident),* $(,)?])*) => {$(
+        mod $module {
             $(
                 #[test]
                 fn $test() {
-                    $crate::suite::$run($bench, stringify!($test), $crate::conformance_path!($room $test));
+                    $crate::suite::$run($bench, stringify!($test), $crate::conformance_path!($module $test));
                 }
             )*
         }
     )*};
 }
 
-/// Every test for a bench's type, by its path from the root: what makes their code here, once for all who link it.
+/// Every test for a bench's type, by its path from the root: a crate that calls this compiles their code once for all that link it.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_code {
-    ([$bench:ty] $run:ident: $($room:ident: [$($test:ident),* $(,)?])*) => {$(
-        pub mod $room {
-            pub static TESTS: &[fn(&$bench)] = &[$($crate::conformance_path!($room $test)),*];
+    ([$bench:ty] $run:ident: $($module:ident: [$($test:ident),* $(,)?])*) => {$(
+        pub mod $module {
+            pub static TESTS: &[fn(&$bench)] = &[$($crate::conformance_path!($module $test)),*];
         }
     )*};
 }
 
-/// Where a test of a room is.
+/// The path of a test.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! conformance_path {
@@ -393,7 +397,7 @@ macro_rules! conformance_path {
     (guilty_flight $test:ident) => {
         $crate::suite::flight::$test
     };
-    ($room:ident $test:ident) => {
-        $crate::suite::$room::$test
+    ($module:ident $test:ident) => {
+        $crate::suite::$module::$test
     };
 }

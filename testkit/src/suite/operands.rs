@@ -1,4 +1,4 @@
-//! What verbs take for an array, and a kernel beside its CPU reference.
+//! What operations accept as an array, and a kernel compared with its CPU reference.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t are streams; x, y arrays")]
 
@@ -6,7 +6,7 @@ use super::*;
 use millpond::kernel::{self, Argument, Kernel, ReferenceMemory};
 use millpond::{AsViewMut, DeviceArray, DeviceView, DeviceViewMut, Error, IntoView, transfer};
 
-/// Something of a program's that holds an array.
+/// A program's own type that has an array.
 struct Tensor<D: Driver> {
     data: DeviceArray<u32, D>,
 }
@@ -27,7 +27,7 @@ impl<'a, D: Driver> IntoView<'a> for &'a Tensor<D> {
     }
 }
 
-/// A loop over an array that the caller owns: no `&mut *y`.
+/// A loop with an array that the caller owns, without `&mut *y`.
 fn steps<D: Driver + Kernels>(
     y: &mut DeviceArray<u32, D>,
     x: &Tensor<D>,
@@ -39,7 +39,7 @@ fn steps<D: Driver + Kernels>(
     let mut sum = on.allocator().uninit(1, on)?;
     kernel::reduce_sum(&y, &mut sum, on)?;
     assert_eq!(sum.to_vec(on)?, [6 * (1 + 2 + 3 + 4)]);
-    // A `&mut` behind another one, and a view that is borrowed twice.
+    // A `&mut` of a `&mut`, and a view that is borrowed twice.
     let mut held = y;
     kernel::fill(&mut held, 5, on)?;
     let mut part = held.slice_mut(1..3);
@@ -78,8 +78,8 @@ fn named(name: &str) -> &'static Kernel {
     kernel::builtins().find(|k| k.name().to_bytes() == name.as_bytes()).expect("a built-in one")
 }
 
-/// The kernels' own references agree with the device; a planted reference is found at its first wrong element; a judge lets small
-/// differences pass.
+/// The kernels' own CPU references agree with the device. A wrong reference is found at its first wrong element. A comparison by a closure
+/// accepts small differences.
 #[allow(unsafe_code, reason = "launches by name")]
 pub fn a_kernel_is_compared_with_its_reference<T: Bench>(b: &T) {
     kernel::load_builtins(b.device()).expect("loaded");
@@ -126,13 +126,13 @@ pub fn a_kernel_is_compared_with_its_reference<T: Bench>(b: &T) {
     };
     assert!(matches!(&found, Err(Error::Differs(second)) if second.index == 30), "{found:?}");
 
-    // No thread and no element: nothing to compare.
+    // No threads and no elements: nothing to compare.
     // SAFETY: as above, of no elements.
     unsafe { s.launch_and_compare(saxpy, wrong, 0, (part.write(), x.read(), 0_u64, 0.0_f32)) }
         .expect("nothing ran");
 }
 
-/// A reference that leaves the operands of the launch, or writes one that it may only read.
+/// A reference that accesses memory outside the operands of the launch, or writes one that it may only read, panics.
 #[allow(unsafe_code, reason = "launches by name")]
 pub fn a_reference_is_held_to_its_operands<T: Bench>(b: &T) {
     kernel::load_builtins(b.device()).expect("loaded");

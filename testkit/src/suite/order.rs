@@ -1,10 +1,10 @@
-//! Streams and events: E1 to E8 of docs/oracle.md, as far as they can be seen from outside.
+//! Streams and events: E1 to E8 of docs/oracle.md, as far as a program can observe them.
 
 use super::*;
 use millpond::driver::Memory;
-use verbs::read;
+use raw_calls::read;
 
-/// E1: what is put on one stream runs in that order.
+/// E1: the operations of one stream run in the order in which they were queued.
 pub fn stream_order<T: Bench>(b: &T) {
     let (s, range) = (stream(b), b.device().allocate(MIB).expect("memory"));
     b.write(&s, range.addr(), MIB, A);
@@ -14,7 +14,7 @@ pub fn stream_order<T: Bench>(b: &T) {
     finish_stream(b, &s);
 }
 
-/// The bench itself: a check of what was never written must be found.
+/// The bench itself: a check for a word that was not written must fail.
 pub fn a_wrong_pattern_is_found<T: Bench>(b: &T) {
     let (s, range) = (stream(b), b.device().allocate(MIB).expect("memory"));
     b.write(&s, range.addr(), MIB, A);
@@ -23,18 +23,18 @@ pub fn a_wrong_pattern_is_found<T: Bench>(b: &T) {
     finish_stream(b, &s);
 }
 
-/// The bench itself: a gate holds what is behind it, and nothing else.
+/// The bench itself: a gate holds what is queued after it on its stream, and nothing else.
 pub fn gated_work_is_pending<T: Bench>(b: &T) {
     let (s, t) = (stream(b), stream(b));
     let gate = b.gate(&s);
     let (behind, beside) = (mark(b, &s), mark(b, &t));
-    assert!(done(b, &beside), "another stream goes on");
+    assert!(done(b, &beside), "another stream runs");
     assert!(pending(b, &behind));
     b.open(gate);
     assert!(done(b, &behind));
 }
 
-/// E2: work queued after a wait comes after what the event captured.
+/// E2: work that is queued after a wait runs after what the event captured.
 pub fn a_wait_orders<T: Bench>(b: &T) {
     let (s, t, range) = (stream(b), stream(b), b.device().allocate(MIB).expect("memory"));
     let gate = b.gate(&s);
@@ -59,21 +59,21 @@ pub fn an_event_never_recorded_is_empty<T: Bench>(b: &T) {
     finish_stream(b, &s);
 }
 
-/// E2: a wait takes what the event has captured at the time of the call; a record later moves nothing.
+/// E2: a wait is for what the event has captured at the time of the call; a later record does not change it.
 pub fn a_later_record_moves_no_wait<T: Bench>(b: &T) {
     let (s, t, idle) = (stream(b), stream(b), stream(b));
     let gate = b.gate(&s);
     let event = mark(b, &s);
     b.device().wait(&t, &event).expect("a wait");
     b.device().record(&event, &idle).expect("recorded elsewhere");
-    assert!(done(b, &event), "the event itself has moved");
+    assert!(done(b, &event), "the event itself is for the later record");
     let behind = mark(b, &t);
-    assert!(pending(b, &behind), "the wait has not");
+    assert!(pending(b, &behind), "the wait is not");
     b.open(gate);
     assert!(done(b, &behind));
 }
 
-/// E2: a wait that is issued before the record does not see it.
+/// E2: a wait that is queued before the record does not wait for it.
 pub fn a_wait_before_the_record_waits_for_nothing<T: Bench>(b: &T) {
     let (s, t, event) = (stream(b), stream(b), b.device().create_event().expect("an event"));
     let gate = b.gate(&s);
@@ -85,7 +85,7 @@ pub fn a_wait_before_the_record_waits_for_nothing<T: Bench>(b: &T) {
     assert!(done(b, &event));
 }
 
-/// E8: to record an event again forgets what it captured before.
+/// E8: a record replaces what the event captured before.
 pub fn a_record_forgets_what_was_captured_before<T: Bench>(b: &T) {
     let (s, idle, t) = (stream(b), stream(b), stream(b));
     let gate = b.gate(&s);
@@ -100,13 +100,13 @@ pub fn a_record_forgets_what_was_captured_before<T: Bench>(b: &T) {
     assert!(done(b, &still_there));
 }
 
-/// E3: what the host saw complete is there for everybody.
+/// E3: what the host saw complete is visible to every stream and to the host.
 pub fn what_the_host_saw_complete_is_there<T: Bench>(b: &T) {
     let (s, t, range) = (stream(b), stream(b), b.device().allocate(4 * KIB).expect("memory"));
     b.write(&s, range.addr(), 4 * KIB, A);
     let event = mark(b, &s);
     assert!(done(b, &event));
-    assert!(!pending(b, &event), "a query says so too");
+    assert!(!pending(b, &event), "a query says that it is complete too");
     assert_eq!(read(b, range.addr(), 8, &t), A.to_le_bytes());
     b.write(&t, range.addr(), 4 * KIB, B);
     finish_stream(b, &t);
@@ -118,7 +118,7 @@ pub fn what_the_host_saw_complete_is_there<T: Bench>(b: &T) {
 pub fn the_legacy_stream_waits_for_blocking_streams_only<T: Bench>(b: &T) {
     let (legacy, blocking, free) = (b.legacy(), blocking_stream(b), stream(b));
     let gate = b.gate(&free);
-    assert!(done(b, &mark(b, &legacy)), "a non-blocking stream is outside");
+    assert!(done(b, &mark(b, &legacy)), "it does not wait for a non-blocking stream");
     let other = b.gate(&blocking);
     let behind = mark(b, &legacy);
     assert!(pending(b, &behind));
@@ -147,7 +147,7 @@ pub fn per_thread_streams_are_blocking_and_one_a_thread<T: Bench>(b: &T) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let theirs = b.per_thread();
-            assert!(done(b, &mark(b, &theirs)), "another thread's stream goes on");
+            assert!(done(b, &mark(b, &theirs)), "another thread's stream runs");
         });
     });
     assert!(pending(b, &behind));

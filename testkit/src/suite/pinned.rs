@@ -1,4 +1,4 @@
-//! The allocator's pinned host memory: it serves again only when complete, because the CPU is on no stream.
+//! The allocator's pinned host memory: it is reused only when its uses are complete, because the CPU is on no stream.
 
 use super::*;
 use millpond::driver::Copies;
@@ -7,7 +7,7 @@ use millpond::{Error, PinnedAllocation};
 #[allow(unsafe_code, reason = "pinned memory is real")]
 pub fn put<T: Bench>(host: &PinnedAllocation<T::Device>, data: &[u8]) {
     assert!(data.len() as u64 <= host.len());
-    // SAFETY: the block is as long, and every caller has it to itself.
+    // SAFETY: the block is as long, and every caller has exclusive access to it.
     unsafe { host.as_ptr().as_ptr().copy_from_nonoverlapping(data.as_ptr(), data.len()) }
 }
 #[allow(unsafe_code, reason = "pinned memory is real")]
@@ -16,7 +16,7 @@ pub fn get<T: Bench>(host: &PinnedAllocation<T::Device>) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(host.as_ptr().as_ptr(), host.len() as usize) }.to_vec()
 }
 
-/// Copies a pinned block in and records the use.
+/// Copies a pinned block to the device and records the use.
 #[allow(unsafe_code, reason = "copies take raw host pointers")]
 fn send<T: Bench>(b: &T, to: Addr, host: &PinnedAllocation<T::Device>, s: &Stream<T::Device>) {
     host.record_use(s).expect("recorded");
@@ -45,7 +45,7 @@ pub fn bytes_go_there_and_back<T: Bench>(b: &T) {
 }
 
 /// Z14: a source whose copy is only ordered, not complete, is not reused.
-pub fn a_source_in_flight_is_nobody_elses<T: Bench>(b: &T) {
+pub fn a_source_in_flight_has_no_other_owner<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
     let block = gpu.alloc(64 * KIB, &s).expect("memory");
@@ -65,24 +65,24 @@ pub fn a_source_in_flight_is_nobody_elses<T: Bench>(b: &T) {
     assert_eq!(again.address(), first, "complete now");
 }
 
-/// The same if the copy is not recorded, and the free says so.
+/// The same if the copy is not recorded, and the block is freed with unknown users.
 #[allow(unsafe_code, reason = "copies take raw host pointers")]
-pub fn a_source_freed_by_nobody_knows_whom_is_nobody_elses<T: Bench>(b: &T) {
+pub fn a_source_freed_by_unknown_streams_has_no_other_owner<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
-    let foreign = stream(b);
+    let unknown = stream(b);
     let block = gpu.alloc(64 * KIB, &s).expect("memory");
-    s.synchronize().expect("the block's former life is over");
-    block.record_use(&gpu.adopt(foreign.clone()).expect("adopted")).expect("used by the copy");
+    s.synchronize().expect("the former uses of the block are complete");
+    block.record_use(&gpu.adopt(unknown.clone()).expect("adopted")).expect("used by the copy");
     let source = gpu.alloc_pinned(64 * KIB).expect("pinned");
     let first = source.address();
     put::<T>(&source, &vec![0xAB; 64 << 10]);
-    let gate = b.gate(&foreign);
-    // SAFETY: the source is freed behind everything, the target when the stream is done.
-    unsafe { b.device().copy_h2d(block.address(), source.as_ptr().as_ptr(), 64 * KIB, &foreign) }
+    let gate = b.gate(&unknown);
+    // SAFETY: the source is freed with unknown users, so that it stays until the copy is done; the target is freed after that.
+    unsafe { b.device().copy_h2d(block.address(), source.as_ptr().as_ptr(), 64 * KIB, &unknown) }
         .expect("a copy in");
-    b.check(&foreign, block.address(), 64 * KIB, 0xABAB_ABAB_ABAB_ABAB);
-    drop(foreign);
+    b.check(&unknown, block.address(), 64 * KIB, 0xABAB_ABAB_ABAB_ABAB);
+    drop(unknown);
     source.free_unknown();
     let next = gpu.alloc_pinned(64 * KIB).expect("other bytes");
     assert_ne!(next.address(), first, "the copy has not read them yet");
@@ -93,11 +93,11 @@ pub fn a_source_freed_by_nobody_knows_whom_is_nobody_elses<T: Bench>(b: &T) {
     assert_eq!(again.address(), first, "complete now");
 }
 
-/// P15: pinned memory has a cap, and an error above it.
+/// P15: pinned memory has a limit, and a request above it fails.
 pub fn p15_a_pinned_limit_refuses_and_recovers<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default().pinned_limit(0));
     assert!(matches!(gpu.alloc_pinned(1), Err(Error::OutOfMemory(_))));
-    assert!(gpu.alloc_pinned(0).expect("nothing is always to be had").is_empty());
+    assert!(gpu.alloc_pinned(0).expect("no bytes are always granted").is_empty());
     let gpu = allocator(b, Config::default());
     let n = b.many(1 << 20, 1 << 10);
     let held = gpu.alloc_pinned(n as u64).expect("pinned");

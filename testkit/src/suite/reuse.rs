@@ -1,5 +1,5 @@
-//! The allocator on streams: who gets freed bytes, and when. Every block holds a word of its own from birth to free, so
-//! that bytes given away too early are found by their contents on any device.
+//! The allocator on streams: which stream gets freed bytes, and when. Every block holds a word of its own as long as it is alive, so
+//! that bytes that are handed out too early are found by their contents on any device.
 
 use super::*;
 use crate::dice::Dice;
@@ -7,10 +7,10 @@ use millpond::{Growth, Limit, Reuse};
 use std::sync::mpsc;
 
 fn exact() -> Config {
-    Config::default().growth(Growth::Exact)
+    Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact)
 }
 
-/// Driver calls so far. Questions which context is current are not counted: they ask nothing of the device.
+/// Driver calls so far, without those that get or set the current context: these do not use the device.
 fn calls<T: Bench>(b: &T) -> u64 {
     let bookkeeping = ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent"];
     b.device().calls().iter().filter(|(name, _)| !bookkeeping.contains(name)).map(|&(_, n)| n).sum()
@@ -29,7 +29,7 @@ pub fn a_hit_makes_no_driver_call<T: Bench>(b: &T) {
     assert_eq!(calls(b), before);
 }
 
-/// O2: on one stream freed bytes serve again at once, whatever still runs.
+/// O2: on one stream freed bytes are reused at once, whatever still runs.
 pub fn the_same_stream_reuses_at_once<T: Bench>(b: &T) {
     let gpu = allocator(b, exact());
     let s = gpu.stream().expect("a stream");
@@ -60,14 +60,14 @@ pub fn an_ordered_stream_gets_the_bytes<T: Bench>(b: &T) {
     assert_eq!(next.address(), at);
     let word = own(b, &next, &t);
     still(b, &next, &t, word);
-    assert!(pending(b, &mark(b, t.native())), "it comes behind s");
+    assert!(pending(b, &mark(b, t.native())), "t waits for s");
     b.open(gate);
     t.synchronize().expect("waited");
     let report = gpu.report();
     assert_eq!((report.growths, report.total.counters.waits_inserted), (1, 0));
 }
 
-/// A stream that is not ordered behind the free gets other bytes, and does not wait.
+/// A stream that is not ordered after the free gets other bytes, and does not wait.
 pub fn an_unordered_stream_gets_other_bytes<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -80,12 +80,12 @@ pub fn an_unordered_stream_gets_other_bytes<T: Bench>(b: &T) {
     assert_ne!(next.address(), at, "s may still use them");
     let word = own(b, &next, &t);
     still(b, &next, &t, word);
-    assert!(done(b, &mark(b, t.native())), "t waits for nobody");
+    assert!(done(b, &mark(b, t.native())), "t waits for no stream");
     b.open(gate);
     s.synchronize().expect("waited");
 }
 
-/// When there is no other memory, the stream is made to wait for the bytes' last use, on the device.
+/// When there is no other memory, the allocator makes the stream wait for the bytes' last use, on the device.
 pub fn a_wait_is_inserted_when_memory_is_short<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().limit(Limit::Bytes(4 * MIB)));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -103,7 +103,7 @@ pub fn a_wait_is_inserted_when_memory_is_short<T: Bench>(b: &T) {
     t.synchronize().expect("waited");
 }
 
-/// Bytes that another stream was recorded to use are not the home stream's before that use is over.
+/// Bytes with a recorded use by another stream are not reused by the home stream before that use is complete.
 pub fn a_recorded_use_is_respected<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let (s, t) = (gpu.stream().expect("s"), gpu.stream().expect("t"));
@@ -112,34 +112,34 @@ pub fn a_recorded_use_is_respected<T: Bench>(b: &T) {
     assert_ne!(next.address(), at, "t still reads them");
     let word = own(b, &next, &s);
     still(b, &next, &s, word);
-    assert!(done(b, &mark(b, s.native())), "s waits for nobody");
+    assert!(done(b, &mark(b, s.native())), "s waits for no stream");
     b.open(gate);
     gpu.synchronize().expect("waited");
     let growths = gpu.report().growths;
     let again = gpu.alloc(4 * MIB, &s).expect("memory");
-    assert_eq!((again.address(), gpu.report().growths), (at, growths), "now they serve again");
+    assert_eq!((again.address(), gpu.report().growths), (at, growths), "now they are reused");
 }
 
-/// So are bytes that were freed with unknown users.
+/// Bytes that were freed with unknown users are not reused before these are complete.
 pub fn a_free_by_an_unknown_stream_is_respected<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     let s = gpu.stream().expect("s");
-    let foreign = stream(b);
+    let unknown = stream(b);
     let block = gpu.alloc(4 * MIB, &s).expect("memory");
     let (at, word) = (block.address(), own(b, &block, &s));
     s.synchronize().expect("written");
-    let gate = b.gate(&foreign);
-    b.check(&foreign, at, 4 * MIB, word);
-    drop(foreign);
+    let gate = b.gate(&unknown);
+    b.check(&unknown, at, 4 * MIB, word);
+    drop(unknown);
     block.free_unknown();
     let next = gpu.alloc(4 * MIB, &s).expect("memory");
-    assert_ne!(next.address(), at, "a stream that is gone still reads them");
+    assert_ne!(next.address(), at, "a destroyed stream still reads them");
     own(b, &next, &s);
     b.open(gate);
     gpu.synchronize().expect("waited");
 }
 
-/// Streams before their allocations, allocations before their streams, the allocator before both.
+/// Streams are dropped before their allocations, allocations before their streams, the allocator before both.
 pub fn streams_and_allocations_end_in_any_order<T: Bench>(b: &T) {
     for order in 0..6 {
         let gpu = allocator(b, Config::default());
@@ -163,7 +163,7 @@ pub fn streams_and_allocations_end_in_any_order<T: Bench>(b: &T) {
     }
 }
 
-/// A block is freed on whichever thread drops it last.
+/// A block is freed on the thread that drops it.
 pub fn allocations_are_freed_from_other_threads<T: Bench>(b: &T) {
     let gpu = allocator(b, exact());
     let s = gpu.stream().expect("a stream");
@@ -187,7 +187,7 @@ pub fn allocations_are_freed_from_other_threads<T: Bench>(b: &T) {
     gpu.check();
 }
 
-/// The default streams have pools as others do, and their implicit order is the device's own.
+/// The default streams have pools like others, and the device orders them implicitly.
 pub fn default_streams_are_adopted<T: Bench>(b: &T) {
     let gpu = allocator(b, exact().reuse(Reuse::Ordered));
     for native in [b.legacy(), b.per_thread()] {
@@ -203,8 +203,8 @@ pub fn default_streams_are_adopted<T: Bench>(b: &T) {
     }
 }
 
-/// A block of the churn, its word, and its home.
-struct Tenant<T: Bench> {
+/// A live block of the random program, its word, and its home.
+struct LiveBlock<T: Bench> {
     block: millpond::Allocation<T::Device>,
     word: u64,
     home: usize,
@@ -219,28 +219,31 @@ fn sizes(random: &mut Dice) -> u64 {
     }
 }
 
-/// Allocations, cross-stream uses, waits and frees by a seed, on a tight limit; every block keeps its word.
+/// Random allocations, cross-stream uses, waits and frees with a low limit; every block keeps its word.
 pub fn a_seeded_churn_keeps_every_pattern<T: Bench>(b: &T) {
     for (seed, policy) in [(1, millpond::Policy::Latency), (2, millpond::Policy::Footprint)] {
-        let gpu = allocator(b, Config::default().policy(policy).limit(Limit::Bytes(64 * MIB)));
+        let gpu = allocator(
+            b,
+            Config::default().reuse(Reuse::WithWaits).policy(policy).limit(Limit::Bytes(64 * MIB)),
+        );
         let streams: Vec<_> = (0..3).map(|_| gpu.stream().expect("a stream")).collect();
         let mut random = Dice::new(seed);
-        let mut tenants: Vec<Tenant<T>> = Vec::new();
+        let mut live: Vec<LiveBlock<T>> = Vec::new();
         for _ in 0..300 {
             let at = random.below(3);
-            if tenants.len() < 12 && random.below(2) == 0 {
+            if live.len() < 12 && random.below(2) == 0 {
                 let block = gpu.alloc(sizes(&mut random), &streams[at]).expect("memory");
                 let word = own(b, &block, &streams[at]);
-                tenants.push(Tenant { block, word, home: at });
-            } else if let Some(pick) = (!tenants.is_empty()).then(|| random.below(tenants.len())) {
-                let t = &tenants[pick];
+                live.push(LiveBlock { block, word, home: at });
+            } else if let Some(pick) = (!live.is_empty()).then(|| random.below(live.len())) {
+                let t = &live[pick];
                 if random.below(3) == 0 {
                     streams[at].wait_stream(&streams[t.home]).expect("ordered");
                     t.block.record_use(&streams[at]).expect("recorded");
                     still(b, &t.block, &streams[at], t.word);
                 } else {
                     still(b, &t.block, &streams[t.home], t.word);
-                    tenants.swap_remove(pick);
+                    live.swap_remove(pick);
                 }
             }
             if random.below(40) == 0 {
@@ -253,7 +256,7 @@ pub fn a_seeded_churn_keeps_every_pattern<T: Bench>(b: &T) {
     }
 }
 
-/// Threads with a stream each, one allocator; some blocks are freed by the next thread.
+/// Threads with a stream each and one allocator; some blocks are freed by the next thread.
 pub fn threads_with_a_stream_each_keep_theirs<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default().limit(Limit::Bytes(256 * MIB)));
     let (sends, receives): (Vec<_>, Vec<_>) = (0..4).map(|_| mpsc::channel()).unzip();
@@ -268,7 +271,7 @@ pub fn threads_with_a_stream_each_keep_theirs<T: Bench>(b: &T) {
                     let word = own(b, &block, &s);
                     still(b, &block, &s, word);
                     if random.below(3) == 0 {
-                        // If no thread listens any more, it is freed here.
+                        // If that thread has ended, the block is freed here.
                         let _ = next.send(block);
                     }
                     inbox.try_iter().for_each(drop);

@@ -2,26 +2,26 @@
 
 use super::pinned::{get, put};
 use super::*;
-use millpond::{Growth, Limit};
+use millpond::{Growth, Limit, Reuse};
 
 /// Space for one block, so that the next owner gets the previous one's bytes.
 const BLOCK: u64 = MIB;
 
 fn scrubbing() -> Config {
-    Config::default().growth(Growth::Exact).limit(Limit::Bytes(BLOCK)).scrub(true)
+    Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(BLOCK)).scrub(true)
 }
 
-/// On the home stream, whose former work is still pending: the bytes come at once, and the fill behind that work.
+/// On the home stream, whose earlier work is still pending: the bytes are reused at once, and the fill is queued after that work.
 pub fn a_new_tenant_reads_zeroes<T: Bench>(b: &T) {
     let gpu = allocator(b, scrubbing());
     let s = gpu.stream().expect("a stream");
     let gate = b.gate(s.native());
     let behind = mark(b, s.native());
     let mut first = None;
-    // Lengths that are no whole number of granules too: what was asked for is zero.
+    // Also lengths that are not a whole number of granules: all requested bytes are zero.
     for bytes in [BLOCK, 4096, 1000, 8, BLOCK - 8, BLOCK] {
         let block = gpu.alloc(bytes, &s).expect("memory");
-        assert_eq!(block.address(), *first.get_or_insert(block.address()), "the former tenant's bytes");
+        assert_eq!(block.address(), *first.get_or_insert(block.address()), "the former owner's bytes");
         still(b, &block, &s, 0);
         let word = own(b, &block, &s);
         still(b, &block, &s, word);
@@ -41,7 +41,7 @@ pub fn a_receiver_reads_zeroes<T: Bench>(b: &T) {
     let behind = mark(b, s.native());
     still(b, &block, &s, word);
     drop(block);
-    let next = gpu.alloc(BLOCK, &t).expect("lent behind a wait");
+    let next = gpu.alloc(BLOCK, &t).expect("migrated behind a wait");
     assert_eq!(next.address(), at);
     still(b, &next, &t, 0);
     assert!(pending(b, &behind), "nothing was waited for");
@@ -49,8 +49,8 @@ pub fn a_receiver_reads_zeroes<T: Bench>(b: &T) {
     finish_stream(b, t.native());
 }
 
-/// Whatever the former life was, a first use on another stream comes after the fill: the former life is complete here,
-/// so that the fill alone is what `share_with` has to order.
+/// A first use on another stream comes after the fill. The former owner's work is complete here, so that `share_with` has only the fill
+/// to order.
 pub fn a_first_use_elsewhere_comes_after_the_fill<T: Bench>(b: &T) {
     let gpu = allocator(b, scrubbing());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
@@ -62,12 +62,12 @@ pub fn a_first_use_elsewhere_comes_after_the_fill<T: Bench>(b: &T) {
     let block = gpu.alloc(BLOCK, &s).expect("memory");
     block.share_with(&t).expect("ordered");
     still(b, &block, &t, 0);
-    assert!(pending(b, &mark(b, t.native())), "behind the fill, which is behind the gate");
+    assert!(pending(b, &mark(b, t.native())), "after the fill, which is behind the gate");
     b.open(gate);
     finish_stream(b, t.native());
 }
 
-/// Pinned memory is zero at once, for the CPU is on no stream.
+/// Pinned memory is zero when the call returns, because the CPU is on no stream.
 pub fn pinned_bytes_are_zero<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default().scrub(true));
     let first = gpu.alloc_pinned(4 * KIB).expect("pinned");
@@ -75,11 +75,11 @@ pub fn pinned_bytes_are_zero<T: Bench>(b: &T) {
     put::<T>(&first, &[7; 4 << 10]);
     drop(first);
     let second = gpu.alloc_pinned(4 * KIB).expect("pinned");
-    assert_eq!(second.address(), at, "the former tenant's bytes");
+    assert_eq!(second.address(), at, "the former owner's bytes");
     assert_eq!(get::<T>(&second), vec![0; 4 << 10]);
 }
 
-/// The tests above can fail: without the option the former tenant's word is there.
+/// The tests above can fail: without the option the former owner's word is there.
 pub fn without_scrubbing_the_former_word_is_there<T: Bench>(b: &T) {
     let gpu = allocator(b, scrubbing().scrub(false));
     let s = gpu.stream().expect("a stream");

@@ -1,4 +1,4 @@
-//! Copies and their tokens: what arrives, who waits for whom, and who owns what meanwhile.
+//! Copies and their tokens: the contents that arrive, which streams wait, and what owns the memory meanwhile.
 
 #![allow(clippy::many_single_char_names, reason = "b is the bench; s, t, u are streams; x, y arrays")]
 
@@ -50,8 +50,8 @@ pub fn later_work_waits_for_the_copy_and_the_host_does_not<T: Bench>(b: &T) {
     assert!(back[..] == sent.wait().expect("done")[..]);
 }
 
-/// A copy's marker is right behind it: what its stream is given later delays nothing.
-pub fn what_comes_after_a_copy_holds_nobody_back<T: Bench>(b: &T) {
+/// A copy's marker is right after it: work that its stream gets later delays nothing.
+pub fn what_comes_after_a_copy_holds_back_no_waiter<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (copy, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let mut x = gpu.zeros::<u32>(1000, &copy).expect("an array");
@@ -70,7 +70,7 @@ pub fn reads_wait_for_no_reads_and_writes_for_reads<T: Bench>(b: &T) {
     let (s, t, u) =
         (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     let mut x = gpu.zeros::<u32>(1000, &s).expect("an array");
-    // So that everybody is ordered after the fill.
+    // So that both streams are ordered after the fill.
     x.wait_on(&t).expect("ordered");
     x.wait_on(&u).expect("ordered");
     let gate = b.gate(t.native());
@@ -85,7 +85,7 @@ pub fn reads_wait_for_no_reads_and_writes_for_reads<T: Bench>(b: &T) {
     assert!(x.to_vec(&s).expect("read").iter().all(|&v| v == u32::MAX));
 }
 
-/// S17, P9, H1: the next pinned array of the same size gets other bytes, as long as the copy is under way.
+/// S17, P9, H1: while the copy is pending, the next pinned array of the same size gets other bytes.
 pub fn a_dropped_token_keeps_its_memory<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
@@ -121,7 +121,7 @@ pub fn a_forgotten_token_costs_memory_and_nothing_else<T: Bench>(b: &T) {
     y.fill_bytes(1, &s).expect("filled");
     b.open(gate);
     assert!(y.to_vec(&s).expect("read").iter().all(|&v| v == 0x0101_0101));
-    // Found again, so that the device is whole at the end.
+    // Dropped after all, so that nothing is left at the end.
     drop(std::mem::ManuallyDrop::into_inner(kept));
     drop(std::mem::ManuallyDrop::into_inner(back));
 }
@@ -136,15 +136,15 @@ pub fn a_shared_source_lives_until_every_copy_is_done<T: Bench>(b: &T) {
         drop(x.copy_from(Arc::clone(&host), &t).expect("queued"));
     }
     gpu.deliver_events();
-    assert_eq!(Arc::strong_count(&host), 4, "the keeper holds one for each copy");
+    assert_eq!(Arc::strong_count(&host), 4, "the deferred drops have one for each copy");
     b.open(gate);
     gpu.synchronize().expect("waited");
     assert_eq!(Arc::strong_count(&host), 1, "all done");
     for x in &all {
         assert!(x.to_vec(&s).expect("read") == host[..]);
     }
-    // The last owner of everything may be a token. The device's memory does not wait for it, but for the work on it: the gate is
-    // opened before the last handle of that goes.
+    // A token may be the last owner of everything. The memory of the device does not wait for the token, but for the work on it: the gate
+    // is opened before the last handle of this memory is dropped.
     let gate = b.gate(t.native());
     let sent = all[0].copy_from(host, &t).expect("queued");
     b.open(gate);
@@ -163,7 +163,7 @@ pub fn the_shapes_of_both_sides_are_compared<T: Bench>(b: &T) {
         assert!(said.contains("[4, 6] of f32") && said.contains("[3, 8] of f32"), "{said}");
         assert!(matches!(refused.error, Error::Mismatch(_)));
         host = refused.host.expect("nothing was queued");
-        let refused = x.copy_to(host, &s).expect_err("this way too");
+        let refused = x.copy_to(host, &s).expect_err("in this direction too");
         host = refused.host.expect("nothing was queued");
     }
     host.reshape([4, 6]).expect("as many elements");
@@ -174,7 +174,7 @@ pub fn the_shapes_of_both_sides_are_compared<T: Bench>(b: &T) {
     let refused = x.copy_from_device(&y, &s).expect_err("[24] is not [4, 6]");
     assert!(matches!(&refused, Error::Mismatch(m) if m.verb == "copy_from_device"), "{refused}");
     x.copy_from_device(y.view().reshape([4, 6]).expect("as many"), &s).expect("queued");
-    // A slice has a length only: the error has both sides'.
+    // A slice has only a length: the error has the lengths of both sides.
     let refused = x.copy_from_pageable(&[0.0; 25], &s).expect_err("25 are not 24").to_string();
     assert!(refused.contains("24 elements") && refused.contains("25 elements"), "{refused}");
     let refused = x.copy_to_pageable(&mut [0.0; 23], &s).expect_err("23 are not 24").to_string();
@@ -199,7 +199,7 @@ pub fn nothing_is_copied_too<T: Bench>(b: &T) {
 pub fn pageable_memory_goes_through_slots<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
-    // Four slots and a bit, so that slots are used again.
+    // A little more than four slots, so that slots are reused.
     let n = (4 << 20) + 333;
     let mut data: Vec<u32> = (0..n as u32).map(|i| i.wrapping_mul(40_503)).collect();
     let mut x = gpu.array_from_slice(&data, &s).expect("an array");
@@ -213,7 +213,7 @@ pub fn pageable_memory_goes_through_slots<T: Bench>(b: &T) {
     assert!(held <= 24 << 20, "slots of both directions, not the whole: {held}");
 }
 
-/// A slice may lie in pinned memory: the verb for pageable memory reads it before it returns all the same.
+/// A slice may be in pinned memory: the copy for pageable memory reads it before it returns all the same.
 pub fn a_staged_source_is_free_at_return<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
@@ -272,7 +272,7 @@ pub fn rows_that_lie_apart<T: Bench>(b: &T) {
         assert!(matches!(refused, Error::Mismatch(_)), "{refused}");
     }
     assert!(x.view().plane(40, 50, 50).is_ok() && x.view().plane(0, 7, 9).is_ok());
-    // What no second row needs may be any number, in bytes beyond counting.
+    // With one row the pitch may be any number, even one whose bytes overflow.
     let alone = x.view().plane(1, 4, usize::MAX).expect("one row").to_pinned(&s).expect("queued");
     assert_eq!(alone.wait().expect("done")[..], [0, 1, 2, 3]);
     let none = x.view().plane(0, usize::MAX, usize::MAX).expect("no row").to_pinned(&s).expect("nothing");
@@ -294,7 +294,7 @@ pub fn borrowed_memory_is_waited_for<T: Bench>(b: &T) {
     assert_eq!(answer.expect("waited").expect("queued"), 60);
     assert!(to[..60] == from[..] && to[60..] == [0; 40]);
 
-    // A panic is passed on behind the wait.
+    // A panic is passed on after the wait.
     let mut to = gpu.pinned_zeros::<u32>(100).expect("pinned");
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         scope(&t, |copies| {
@@ -308,7 +308,7 @@ pub fn borrowed_memory_is_waited_for<T: Bench>(b: &T) {
     assert!(matches!(refused, Err(Error::Mismatch(_))));
 }
 
-/// A frame's length of use: tokens end in any order, after everything else.
+/// Tokens are dropped in any order, also after everything else.
 pub fn tokens_outlive_everything<T: Bench>(b: &T) {
     for order in 0..4 {
         let gpu = allocator(b, Config::default());
@@ -334,7 +334,7 @@ pub fn tokens_outlive_everything<T: Bench>(b: &T) {
     }
 }
 
-/// C6: a capturing stream is refused, with the source in the error; others go on.
+/// C6: a capturing stream is refused, and the error has the source; other streams can be used.
 pub fn a_capturing_stream_copies_nothing<T: Bench>(b: &T) {
     let gpu = allocator(b, Config::default());
     let s = gpu.stream().expect("a stream");
@@ -347,8 +347,8 @@ pub fn a_capturing_stream_copies_nothing<T: Bench>(b: &T) {
     assert!(matches!(refused.error, Error::Capturing { .. }), "{refused}");
     let refused_too = x.fill_bytes(1, &theirs).expect_err("it would replay");
     assert!(matches!(refused_too, Error::Capturing { .. }), "{refused_too}");
-    let sent = x.copy_from(refused.host.expect("nothing was queued"), &s).expect("others go on");
-    assert_eq!(b.end_capture(&native), Ok(()), "the capture lives");
+    let sent = x.copy_from(refused.host.expect("nothing was queued"), &s).expect("other streams can be used");
+    assert_eq!(b.end_capture(&native), Ok(()), "the capture survived");
     drop(sent.wait().expect("done"));
     x.fill_bytes(2, &theirs).expect("after the capture");
 }

@@ -1,19 +1,19 @@
-//! One array on two streams: fills, copies whose tokens are kept or dropped, guards with operations between their two ends, pinned
-//! memory that somebody else gets meanwhile, and one fault.
+//! One array on two streams: fills, copies whose tokens are kept or dropped, guards with operations during their life, pinned
+//! memory that other code allocates meanwhile, and one fault.
 //!
-//! The array fills the limit; its home is the first stream. What it holds is two values, one a half. A guard to write has the
-//! upper half, so that the lower one may be operated on while it lives; a guard to read has the whole. At a guard's end its kernel
-//! is queued, and the guard is dropped or forgotten. Sources of copies are pinned memory: small, shared ([`Arc`], which the keeper
-//! keeps), or more than 4 MiB of which the copy reads the beginning. One operation of a program may meet a fault: the next query,
-//! record or wait fails, or its driver call panics behind its work.
+//! The array fills the limit; its home is the first stream. Each of its halves has one value. A guard to write has the
+//! upper half, so that operations on the lower half are possible during its life; a guard to read has the whole. At a guard's end its
+//! kernel is queued, and the guard is dropped or forgotten. Sources of copies are pinned memory: small, shared ([`Arc`], in the deferred
+//! drops until the copy is done), or more than 4 MiB of which the copy reads the beginning. One operation of a program may have a fault:
+//! the next query, record or wait fails, or its driver call panics after its work was queued.
 //!
-//! In the end both streams read the array, then the host waits, and every token, every piece of pinned memory and the array have
-//! to hold what running the operations in their order gives them.
+//! At the end both streams read the array and the host waits. Then every token, every piece of pinned memory and the array have
+//! to contain what they would after the operations one after the other.
 //!
-//! Left out, because a shorter program says it: a run of the device, a new array or a guard as the last step, pinned memory before a
-//! copy's was let go, a failing query where nothing is kept that is asked for. Not enumerated: a second fault, two guards at once, a
-//! third stream, a device that has run a part of a stream, and a copy that panics beside a large source (what a copy that panicked
-//! was given is never given back, and the host's memory would go).
+//! Left out, because a shorter program shows the same: an advance of the device, a new array or a guard as the last step, pinned memory
+//! before a copy released some, a failing query where nothing is kept until an event. Not enumerated: a second fault, two guards at once, a
+//! third stream, a device that has run a part of a stream, and a copy that panics beside a large source (the memory of a copy that
+//! panicked is never released, so that the host would run out of memory).
 
 use super::Family;
 use crate::cases::{self, Outcome, World, ensure, said};
@@ -21,7 +21,7 @@ use crate::quiet;
 use millpond::transfer::Part;
 use millpond::units::Addr;
 use millpond::{
-    Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Stream, Upload,
+    Config, DeviceArray, Download, DriverErrorKind, Error, Growth, Limit, PinnedArray, Reuse, Stream, Upload,
 };
 use millpond_sim::{Call, Launch, Sim};
 use std::mem::ManuallyDrop;
@@ -50,20 +50,20 @@ impl Source {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Verb {
-    /// A new array, written by a stream; the one before it is dropped.
+pub enum Op {
+    /// A new array, which a stream writes; the former one is dropped.
     New(usize),
     /// A fill of the lower half, or of all.
     Fill {
         on: usize,
         low: bool,
     },
-    /// A copy into all that there is: the lower half under a guard.
+    /// A copy into all that is accessible: the whole, or the lower half during a guard.
     Upload {
         on: usize,
         source: Source,
     },
-    /// A copy of all that there is; its token is kept or dropped.
+    /// A copy of all that is accessible; its token is kept or dropped.
     Download {
         on: usize,
         keep: bool,
@@ -72,15 +72,15 @@ pub enum Verb {
         on: usize,
         write: bool,
     },
-    /// The guard's kernel, and the guard's end, if it is not forgotten.
+    /// The guard's kernel; then the guard is dropped or forgotten.
     End {
         forget: bool,
     },
-    /// Pinned memory for somebody else, who writes it.
+    /// Other code allocates pinned memory and writes it.
     Pin {
         large: bool,
     },
-    /// The device runs what a stream has.
+    /// The device runs all that a stream has queued.
     Run(usize),
 }
 
@@ -94,16 +94,16 @@ pub enum Fault {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    verb: Verb,
+    op: Op,
     fault: Option<Fault>,
 }
 
-/// What became of pinned memory.
+/// What happened to pinned memory.
 #[derive(Clone, Default)]
 struct Memory {
-    /// Some copy's small memory, or large, was let go.
+    /// The small memory of a copy was released, and the large memory of one.
     let_go: [bool; 2],
-    /// Something may be kept until an event is over.
+    /// Something may be kept until an event is complete.
     kept: bool,
     /// A large source was pinned.
     large: bool,
@@ -112,7 +112,7 @@ struct Memory {
 #[derive(Clone, Default)]
 pub struct Shape {
     born: bool,
-    /// Where a guard is, and whether it writes.
+    /// The stream of a guard, and whether it writes.
     guard: Option<(usize, bool)>,
     pinned: Memory,
     pending: [bool; 2],
@@ -122,70 +122,70 @@ pub struct Shape {
 }
 
 impl Shape {
-    fn verbs(&self, left: usize) -> Vec<Verb> {
-        use Verb::{Download, End, Fill, Guard, New, Pin, Run, Upload};
+    fn ops(&self, left: usize) -> Vec<Op> {
+        use Op::{Download, End, Fill, Guard, New, Pin, Run, Upload};
         if !self.born {
             return vec![New(0), New(1)];
         }
-        let mut verbs = Vec::new();
+        let mut ops = Vec::new();
         if self.guard.is_some() {
-            verbs.extend([End { forget: false }, End { forget: true }]);
-            // A guard is to end.
+            ops.extend([End { forget: false }, End { forget: true }]);
+            // A guard has to end before the program does.
             if left == 1 {
-                return verbs;
+                return ops;
             }
         }
         let under = self.guard.map(|(_, write)| write);
         for on in 0..2 {
             if under != Some(false) {
-                verbs.push(Fill { on, low: true });
+                ops.push(Fill { on, low: true });
                 let sources = [Source::Small, Source::Shared, Source::Large, Source::LargeKept];
                 let sources = sources.into_iter().filter(|s| !(self.lost && s.is_large()));
-                verbs.extend(sources.map(|source| Upload { on, source }));
+                ops.extend(sources.map(|source| Upload { on, source }));
             }
             if under.is_none() {
-                verbs.push(Fill { on, low: false });
+                ops.push(Fill { on, low: false });
             }
-            verbs.extend([true, false].map(|keep| Download { on, keep }));
+            ops.extend([true, false].map(|keep| Download { on, keep }));
             if left > 1 {
                 if under.is_none() {
-                    verbs.extend([New(on), Guard { on, write: true }, Guard { on, write: false }]);
+                    ops.extend([New(on), Guard { on, write: true }, Guard { on, write: false }]);
                 }
                 if self.pending[on] {
-                    verbs.push(Run(on));
+                    ops.push(Run(on));
                 }
             }
         }
-        verbs.extend(
+        ops.extend(
             [false, true]
                 .into_iter()
                 .filter(|&l| self.pinned.let_go[usize::from(l)])
                 .map(|large| Pin { large }),
         );
-        verbs
+        ops
     }
 
-    fn faults(&self, verb: Verb) -> Vec<Option<Fault>> {
+    fn faults(&self, op: Op) -> Vec<Option<Fault>> {
         let mut faults = vec![None];
         if self.faulted {
             return faults;
         }
-        match verb {
-            Verb::Fill { .. } | Verb::Upload { .. } | Verb::Download { .. } => {
+        match op {
+            Op::Fill { .. } | Op::Upload { .. } | Op::Download { .. } => {
                 faults.extend([Fault::Record, Fault::Wait].map(Some));
-                // No token comes of a copy that panics: which one it would be is the same.
-                let one = match verb {
-                    Verb::Upload { source, .. } => source == Source::Small && !self.pinned.large,
-                    Verb::Download { keep, .. } => keep && !self.pinned.large,
+                // A copy that panics returns no token, so one kind of copy is enough.
+                let one = match op {
+                    Op::Upload { source, .. } => source == Source::Small && !self.pinned.large,
+                    Op::Download { keep, .. } => keep && !self.pinned.large,
                     _ => true,
                 };
                 faults.extend(one.then_some(Some(Fault::Panic)));
             }
-            Verb::Guard { .. } => faults.push(Some(Fault::Wait)),
-            Verb::End { forget } => faults.extend((!forget).then_some(Some(Fault::Record))),
-            Verb::New(_) | Verb::Pin { .. } | Verb::Run(_) => {}
+            Op::Guard { .. } => faults.push(Some(Fault::Wait)),
+            Op::End { forget } => faults.extend((!forget).then_some(Some(Fault::Record))),
+            Op::New(_) | Op::Pin { .. } | Op::Run(_) => {}
         }
-        if self.pinned.kept && !matches!(verb, Verb::End { .. } | Verb::Run(_)) {
+        if self.pinned.kept && !matches!(op, Op::End { .. } | Op::Run(_)) {
             faults.push(Some(Fault::Query));
         }
         faults
@@ -200,35 +200,36 @@ struct Run {
     w: World,
     streams: [Stream<Sim>; 2],
     x: Option<Array>,
-    /// What each half holds.
+    /// The value of each half.
     holds: [u8; 2],
     /// The value of the next write.
     next: u8,
     up: Vec<(Upload<Part<Pinned>, Sim>, u8)>,
-    /// With what each must bring.
+    /// Each with the bytes that it must return.
     down: Vec<(Download<u8, Sim>, Vec<u8>)>,
-    /// Somebody else's.
+    /// Pinned memory of other code, with its value.
     pins: Vec<(Pinned, u8)>,
-    /// A copy's call panicked: its memory is lost for good, because nobody can say until when the device uses it.
+    /// A copy's call panicked: its memory is never released, because it is unknown how long the device uses it.
     lost: bool,
 }
 
-/// How an operation ended that may have met a fault.
+/// How an operation ended that may have had a fault.
 enum Ended<T> {
-    /// As it is to.
+    /// Without an error.
     Well(T),
-    /// By an error or a panic.
+    /// With an error or a panic.
     Faulted,
 }
 
 impl Run {
-    /// A host with room for one large segment of pinned memory; or, in programs that need none, for some small ones, because
-    /// large ones cost the search most of its time.
+    /// The host has room for one large segment of pinned memory; in programs that need none only for some small ones, because
+    /// large ones would take most of the search's time.
     fn new(steps: &[Step]) -> Run {
         quiet::planted();
-        let large = |s: &Step| matches!(s.verb, Verb::Upload { source, .. } if source.is_large());
+        let large = |s: &Step| matches!(s.op, Op::Upload { source, .. } if source.is_large());
         let pinned = if steps.iter().any(large) { 16 * LARGE } else { 16 * LEN };
         let config = Config::default()
+            .reuse(Reuse::WithWaits)
             .growth(Growth::Exact)
             .limit(Limit::Bytes(LEN as u64))
             .pinned_limit(pinned as u64);
@@ -246,7 +247,7 @@ impl Run {
         }
     }
 
-    /// An operation that calls the driver by `call`, with the fault: how it ended, and whether its work was queued.
+    /// Runs an operation, whose driver call is `call`, with the fault. Returns how it ended, and whether its work was queued.
     fn meet<T, E: std::fmt::Display>(
         &mut self,
         fault: Option<Fault>,
@@ -288,14 +289,14 @@ impl Run {
         self.next
     }
 
-    /// Pinned memory that begins with a value.
+    /// Pinned memory whose first elements have a value.
     fn pinned(&self, large: bool, value: u8) -> Result<Pinned, String> {
         let mut host = self.w.gpu.pinned_uninit::<u8>(if large { LARGE } else { LEN }).map_err(said)?;
         host[..LEN].fill(value);
         Ok(host)
     }
 
-    /// What a view of the whole, or of the lower half, holds.
+    /// The bytes that a view of the whole, or of the lower half, has to have.
     fn held(&self, len: usize) -> Vec<u8> {
         [[self.holds[0]; HALF], [self.holds[1]; HALF]].concat()[..len].to_vec()
     }
@@ -352,23 +353,23 @@ impl Run {
         Ok(())
     }
 
-    /// An operation on the array, or on its lower half while the upper one is somebody's.
+    /// An operation on the array, or on its lower half while the upper one is under a guard.
     fn operate(&mut self, target: View<'_>, step: Step) -> Outcome {
-        match step.verb {
-            Verb::Fill { on, low } => {
+        match step.op {
+            Op::Fill { on, low } => {
                 let target = if low && target.len() == LEN { target.slice(..HALF) } else { target };
                 self.fill(target, on, step.fault)
             }
-            Verb::Upload { on, source } => self.upload(target, on, source, step.fault),
-            Verb::Download { on, keep } => self.download(target.view(), on, keep, step.fault),
-            verb => self.aside(verb, step.fault),
+            Op::Upload { on, source } => self.upload(target, on, source, step.fault),
+            Op::Download { on, keep } => self.download(target.view(), on, keep, step.fault),
+            op => self.aside(op, step.fault),
         }
     }
 
-    /// What does not touch the array.
-    fn aside(&mut self, verb: Verb, fault: Option<Fault>) -> Outcome {
-        match verb {
-            Verb::Pin { large } => {
+    /// An operation that does not access the array.
+    fn aside(&mut self, op: Op, fault: Option<Fault>) -> Outcome {
+        match op {
+            Op::Pin { large } => {
                 let value = self.value();
                 let (w, len) = (self.w.gpu.clone(), if large { LARGE } else { LEN });
                 if let (Ended::Well(mut host), _) = self.meet(fault, None, || w.pinned_uninit::<u8>(len))? {
@@ -376,13 +377,13 @@ impl Run {
                     self.pins.push((host, value));
                 }
             }
-            Verb::Run(s) => while self.w.sim.advance(self.streams[s].native()).map_err(said)? {},
-            verb => unreachable!("{verb:?} touches the array"),
+            Op::Run(s) => while self.w.sim.advance(self.streams[s].native()).map_err(said)? {},
+            op => unreachable!("{op:?} accesses the array"),
         }
         Ok(())
     }
 
-    /// A guard, the steps up to its end, and that; the rest is left.
+    /// Makes a guard and runs the steps up to its end, which are taken from `rest`.
     fn guarded(
         &mut self,
         x: &mut Array,
@@ -395,7 +396,7 @@ impl Run {
             let (mut low, high) = x.split_at_mut(HALF);
             let (guard, _) = self.meet(fault, None, || high.write_on(&stream))?;
             for step in rest {
-                if let Verb::End { forget } = step.verb {
+                if let Op::End { forget } = step.op {
                     let Ended::Well(guard) = guard else { break };
                     let at = guard.address();
                     let theirs = Launch::new("guarded").writes(at, HALF as u64).tag(id);
@@ -411,16 +412,16 @@ impl Run {
         } else {
             let (guard, _) = self.meet(fault, None, || x.read_on(&stream))?;
             for step in rest {
-                match step.verb {
-                    Verb::End { forget } => {
+                match step.op {
+                    Op::End { forget } => {
                         let Ended::Well(guard) = guard else { break };
                         let theirs = Launch::new("guarded").reads(guard.address(), LEN as u64).tag(id);
                         self.w.sim.launch(stream.native(), theirs).map_err(said)?;
                         self.end(guard, forget, step.fault)?;
                         break;
                     }
-                    Verb::Download { on, keep } => self.download(x.view(), on, keep, step.fault)?,
-                    verb => self.aside(verb, step.fault)?,
+                    Op::Download { on, keep } => self.download(x.view(), on, keep, step.fault)?,
+                    op => self.aside(op, step.fault)?,
                 }
             }
         }
@@ -443,26 +444,26 @@ impl Run {
     fn play(&mut self, steps: &[Step], known: usize) -> Outcome {
         let mut rest = steps.iter();
         while let Some(step) = rest.next() {
-            if let Verb::New(by) = step.verb {
+            if let Op::New(by) = step.op {
                 self.x = None;
                 let (gpu, stream) = (self.w.gpu.clone(), self.streams[0].clone());
-                // Nobody else is to be waited for: what fails here is not part of a program.
+                // The new array is written at once, without a fault: this is one step.
                 if let (Ended::Well(x), _) = self.meet(step.fault, None, || gpu.uninit(LEN, &stream))? {
                     let mut x = ManuallyDrop::new(x);
                     self.fill(x.view_mut(), by, None)?;
                     self.x = Some(ManuallyDrop::into_inner(x));
                 }
             } else if let Some(x) = self.x.take() {
-                // What went wrong cannot always be dropped.
+                // After a failure a drop may not be possible.
                 let mut x = ManuallyDrop::new(x);
-                if let Verb::Guard { on, write } = step.verb {
+                if let Op::Guard { on, write } = step.op {
                     self.guarded(&mut x, (on, write), step.fault, &mut rest)?;
                 } else {
                     self.operate(x.view_mut(), *step)?;
                 }
                 self.x = Some(ManuallyDrop::into_inner(x));
-            } else if matches!(step.verb, Verb::Pin { .. } | Verb::Run(_)) {
-                self.aside(step.verb, step.fault)?;
+            } else if matches!(step.op, Op::Pin { .. } | Op::Run(_)) {
+                self.aside(step.op, step.fault)?;
             }
             if steps.len() - rest.len() > known {
                 self.w.gpu.check();
@@ -471,7 +472,7 @@ impl Run {
         Ok(())
     }
 
-    /// Both streams read the array, the stream that is not its home first; then everything is looked at.
+    /// Both streams read the array, the stream that is not its home first; then all contents are compared.
     fn look(&mut self) -> Outcome {
         if let Some(x) = self.x.take() {
             let x = ManuallyDrop::new(x);
@@ -482,14 +483,14 @@ impl Run {
         }
         for (token, expected) in self.down.drain(..) {
             let found = token.wait().map_err(said)?;
-            ensure!(found[..] == expected[..], "a copy brought other bytes than {:?}", ends(&expected));
+            ensure!(found[..] == expected[..], "a copy returned other bytes than {:?}", ends(&expected));
         }
         for (token, value) in self.up.drain(..) {
             let source = token.wait().map_err(said)?;
-            ensure!(source.iter().all(|&v| v == value), "a source that was kept is not as it was");
+            ensure!(source.iter().all(|&v| v == value), "a source whose token was kept has changed");
         }
         for (host, value) in self.pins.drain(..) {
-            ensure!(host[..LEN].iter().all(|&v| v == value), "somebody else's pinned memory was written");
+            ensure!(host[..LEN].iter().all(|&v| v == value), "pinned memory of other code was written");
         }
         Ok(())
     }
@@ -508,21 +509,21 @@ impl Family for Arrays {
     type Shape = Shape;
 
     fn steps(&self, shape: &Shape, left: usize) -> Vec<Step> {
-        let verbs = shape.verbs(left).into_iter();
-        verbs.flat_map(|verb| shape.faults(verb).into_iter().map(move |fault| Step { verb, fault })).collect()
+        let ops = shape.ops(left).into_iter();
+        ops.flat_map(|op| shape.faults(op).into_iter().map(move |fault| Step { op, fault })).collect()
     }
 
     fn after(&self, shape: &Shape, step: &Step) -> Shape {
         let mut next = shape.clone();
         next.faulted |= step.fault.is_some();
-        next.lost |= step.fault == Some(Fault::Panic) && !matches!(step.verb, Verb::Fill { .. });
-        match step.verb {
-            Verb::New(by) => {
+        next.lost |= step.fault == Some(Fault::Panic) && !matches!(step.op, Op::Fill { .. });
+        match step.op {
+            Op::New(by) => {
                 next.born = true;
                 next.pending[by] = true;
             }
-            Verb::Fill { on, .. } => next.pending[on] = true,
-            Verb::Upload { on, source } => {
+            Op::Fill { on, .. } => next.pending[on] = true,
+            Op::Upload { on, source } => {
                 next.pending[on] = true;
                 next.pinned.large |= source.is_large();
                 match source {
@@ -532,18 +533,18 @@ impl Family for Arrays {
                     Source::LargeKept => {}
                 }
             }
-            Verb::Download { on, keep } => {
+            Op::Download { on, keep } => {
                 next.pending[on] = true;
                 next.pinned.let_go[0] |= !keep;
             }
-            Verb::Guard { on, write } => next.guard = Some((on, write)),
-            Verb::End { .. } => {
+            Op::Guard { on, write } => next.guard = Some((on, write)),
+            Op::End { .. } => {
                 if let Some((on, _)) = next.guard.take() {
                     next.pending[on] = true;
                 }
             }
-            Verb::Pin { .. } => {}
-            Verb::Run(s) => next.pending[s] = false,
+            Op::Pin { .. } => {}
+            Op::Run(s) => next.pending[s] = false,
         }
         next
     }
@@ -569,7 +570,7 @@ impl Family for Arrays {
             }
             w.end()
         });
-        let told = || steps.iter().map(|s| format!("  {s:?}")).collect::<Vec<_>>().join("\n");
-        outcome.map_err(|wrong| format!("{wrong}\nby this program:\n{}", told()))
+        let program = || steps.iter().map(|s| format!("  {s:?}")).collect::<Vec<_>>().join("\n");
+        outcome.map_err(|wrong| format!("{wrong}\nby this program:\n{}", program()))
     }
 }

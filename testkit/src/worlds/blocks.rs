@@ -1,25 +1,25 @@
 //! Blocks of one and two units on two streams and by two host threads, at a limit of two units.
 //!
-//! The simple version of exhaustive would be every sequence of operations with every operand. Programs that only differ by
+//! The obvious enumeration has every sequence of operations with every operand. Programs that only differ by
 //! the names of streams or blocks are one program here: the first block is allocated on stream 0. So are those that only
-//! differ by which thread makes which call: calls are whole and follow one another (`tests/mutants.rs` stops threads
-//! inside them), and between two of them a thread keeps nothing (`tests/architecture/main.rs`, G4). That this is so is shown
-//! and not only said: shorter programs are run in all ways of dealing their calls to two threads, and each way comes to
+//! differ by which thread makes which call: calls are atomic and follow one another (`tests/mutants.rs` stops threads
+//! inside them), and between two of them a thread keeps nothing (`tests/architecture/main.rs`, G4). This symmetry is
+//! tested: shorter programs are run in all ways of assigning their calls to two threads, and each way has
 //! the same addresses, the same calls of the driver, the same checks of the oracle and the same report.
 //!
-//! What the device has done by the time it is asked is part of the program too: before each operation that may ask, each
-//! stream with work pending has run it, or not, or has run it and the first question is answered "not yet" all the same.
-//! Between the two lies a device of which some markers are done and others are not: so programs are also run on a device
-//! that may stand anywhere, behind any number of each stream's operations that the other stream lets it come to.
+//! What the device has run when it is queried is part of the program too: before each operation that may query it, each
+//! stream with work pending has run it, or has not, or has run it and the first query is answered "not yet" all the same.
+//! Between these is a device on which some markers are complete and others are not, so programs are also run on a device
+//! that may be at any point: behind any number of each stream's operations that the other stream's allow.
 //!
-//! Not enumerated: a second "not yet" in one call, a device that runs while a call asks it several times (some random
-//! programs have one), and what two threads do inside calls: calls are whole here, and the schedules inside them are
-//! `tests/threads_loom.rs`'s and `tests/threads_shuttle.rs`'s.
+//! Not enumerated: a second "not yet" in one call, a device that runs while a call queries it several times (some random
+//! programs have one), and what two threads do inside calls: calls are atomic here, and `tests/threads_loom.rs` and
+//! `tests/threads_shuttle.rs` have the schedules inside them.
 //!
-//! Each program is correct itself: uses come behind what they conflict with. Each must satisfy both oracles, leave the
-//! heaps sound and strand nothing. Programs that differ by the order of two operations which touch neither the same stream nor the
-//! same block are not taken for one: the order decides which ranges merge first and which numbers markers have, which is what some
-//! bugs are about.
+//! Each program is correct: uses are ordered after what they conflict with. Each must satisfy both oracles, leave the
+//! heaps correct and all memory available. Programs that differ by the order of two operations on different streams and
+//! blocks count as two: the order decides which ranges merge first and which numbers markers have, on which some
+//! bugs depend.
 
 use super::Family;
 use super::run::{ALL, Record, Run, wait};
@@ -32,16 +32,16 @@ use millpond_sim::oracle::Tally;
 use std::mem::ManuallyDrop;
 use std::sync::mpsc::{Sender, channel};
 
-/// What the device did before an operation that may ask it.
+/// What the device did before an operation that may query it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Device {
-    /// Stream by stream: how many of the operations that it has queued have run.
+    /// For each stream, how many of its queued operations have run.
     runs: [u32; 2],
-    /// The first question is answered "not yet", whatever ran.
-    shy: bool,
+    /// The first query is answered "not yet", whatever ran.
+    not_yet: bool,
 }
 
-/// One more thing that a program does, with what belongs to it: the waits that make a use correct, the write of a new block.
+/// One step of a program: an operation with what belongs to it, which is the waits that make a use correct or the write of a new block.
 #[derive(Clone, Debug)]
 pub struct Step {
     device: Device,
@@ -49,11 +49,11 @@ pub struct Step {
     thread: u16,
 }
 
-/// A block and what was done to it.
+/// A block's home and its uses so far.
 #[derive(Clone, Copy)]
 struct Life {
     home: u16,
-    /// The other stream wrote it; used it at all.
+    /// The other stream wrote it, or used it at all.
     written: bool,
     used: bool,
     home_read: bool,
@@ -72,14 +72,14 @@ impl Shape {
         !self.closed[usize::from(s)]
     }
 
-    /// So many units on a stream, written at once.
+    /// Allocates so many units on a stream and writes them.
     fn alloc(&self, units: u64, s: u16) -> Vec<Op> {
         let (block, stream) = (BlockNo(self.blocks.len() as u32), StreamNo(s));
         let written = Op::Use { block, stream, access: Access::Write, recorded: false };
         vec![Op::Alloc { block, bytes: units * MIB, align: None, stream }, written]
     }
 
-    /// A recorded use of a block by the stream that is not its home, behind what it conflicts with.
+    /// A recorded use of a block by the stream that is not its home, after what it conflicts with.
     fn other(block: BlockNo, life: Life, access: Access) -> Vec<Op> {
         let mut ops = Vec::with_capacity(2);
         if !life.used || (access == Access::Write && life.home_read) {
@@ -89,7 +89,7 @@ impl Shape {
         ops
     }
 
-    /// A read by its home, behind what the other stream wrote.
+    /// A read by the home stream, after what the other stream wrote.
     fn home(&self, block: BlockNo, life: Life) -> Vec<Op> {
         let mut ops = Vec::with_capacity(2);
         if life.written {
@@ -107,7 +107,7 @@ impl Shape {
             next.extend([self.alloc(1, s), self.alloc(2, s)]);
         }
         if first {
-            // Nothing before the first block leaves a trace.
+            // Nothing before the first block has an effect.
             return next;
         }
         for (b, life) in (0..).zip(&self.blocks).filter_map(|(b, life)| Some((BlockNo(b), (*life)?))) {
@@ -148,9 +148,9 @@ impl Shape {
                 }));
             }
         }
-        let shy: Vec<_> =
-            all.iter().filter(|d| d.runs != [0; 2]).map(|d| Device { shy: true, ..*d }).collect();
-        all.extend(shy);
+        let late: Vec<_> =
+            all.iter().filter(|d| d.runs != [0; 2]).map(|d| Device { not_yet: true, ..*d }).collect();
+        all.extend(late);
         all
     }
 
@@ -227,7 +227,7 @@ impl Second {
     }
 }
 
-/// What a program came to: where its allocations were, what the device was asked, holds and saw, and what the pools say.
+/// The outcome of a program: the addresses of its allocations, the driver's calls and what they left, the oracle's checks, and the report.
 #[derive(PartialEq, Default, Debug)]
 pub struct Seen {
     addresses: Vec<Option<Addr>>,
@@ -242,7 +242,7 @@ impl Seen {
     }
 }
 
-/// The device runs so much of each stream, in whatever order the streams let each other go on. Gives how much it ran.
+/// The device runs so many operations of each stream, in an order that the streams' waits allow. Returns how many it ran.
 fn advance(run: &mut Run, so_much: [u32; 2]) -> Result<[u32; 2], String> {
     let mut ran = [0; 2];
     loop {
@@ -261,9 +261,9 @@ fn advance(run: &mut Run, so_much: [u32; 2]) -> Result<[u32; 2], String> {
     }
 }
 
-/// The steps one after the other, checked from `known` on. `None`: the device cannot have come to stand where they say.
+/// Runs the steps one after the other, with checks from `known` on. Returns `None` if the device cannot reach a point that they require.
 fn play(run: Run, steps: &[Step], known: usize, second: &Second) -> Result<Option<Run>, String> {
-    // What went wrong cannot always be dropped.
+    // After a failure a drop may not be possible.
     let mut this = ManuallyDrop::new(run);
     for (at, step) in steps.iter().enumerate() {
         let runs = step.device.runs;
@@ -272,7 +272,7 @@ fn play(run: Run, steps: &[Step], known: usize, second: &Second) -> Result<Optio
             drop(ManuallyDrop::into_inner(this));
             return Ok(None);
         }
-        if step.device.shy {
+        if step.device.not_yet {
             this.op(ThreadNo(0), Op::NotReady { times: 1 })?;
         }
         let thread = ThreadNo(step.thread);
@@ -289,7 +289,7 @@ fn play(run: Run, steps: &[Step], known: usize, second: &Second) -> Result<Optio
             });
             ran?;
         }
-        if step.device.shy {
+        if step.device.not_yet {
             this.op(ThreadNo(0), Op::NotReady { times: 0 })?;
         }
         if at >= known {
@@ -299,8 +299,8 @@ fn play(run: Run, steps: &[Step], known: usize, second: &Second) -> Result<Optio
     Ok(Some(ManuallyDrop::into_inner(this)))
 }
 
-/// Judges a program, whose first steps, `known` of them, another one began with: they were checked there. Gives what `look` sees behind
-/// the last of them. `None`, where the device cannot do what the program says.
+/// Judges a program. Its first `known` steps were checked in a program with the same beginning. Returns what `look` returns after
+/// the last step, or `None` if the device cannot do what the program requires.
 fn run<T>(
     steps: &[Step],
     known: usize,
@@ -317,10 +317,10 @@ fn run<T>(
         run.free_all()?;
         ManuallyDrop::into_inner(run).end()
     });
-    outcome.map(|()| seen).map_err(|wrong| record.told(&wrong))
+    outcome.map(|()| seen).map_err(|wrong| record.with_program(&wrong))
 }
 
-/// As [`run`], of a program that is right.
+/// The same as [`run`], for a program that must not fail.
 fn judged<T>(
     steps: &[Step],
     known: usize,
@@ -331,15 +331,16 @@ fn judged<T>(
     run(steps, known, hasty, second, look).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// In how many ways so many calls are dealt to threads: by symmetry the first one is thread 0's.
+/// In how many ways so many calls are assigned to two threads: by symmetry the first one is thread 0's.
 pub fn ways(calls: usize, threads: bool) -> usize {
     if threads { 1 << (calls - 1) } else { 1 }
 }
 
-/// So many steps begin what one worker explores on its own.
+/// A worker takes all programs that begin with the same steps: so many.
 pub const DEALT: usize = 3;
 
-/// Every program that begins like this and is so much longer, judged: how many. Of their steps `known` were checked.
+/// Judges every program that begins with these steps and has `left` more, and returns how many there are. The first `known` steps were
+/// checked.
 fn explore(
     steps: &mut Vec<Step>,
     shape: &Shape,
@@ -348,7 +349,7 @@ fn explore(
     threads: bool,
     second: &Second,
 ) -> usize {
-    // A program is judged once it is as long as it gets: its beginnings are checked on the way, by the first that has them.
+    // Only programs of the full length are judged; the first with a beginning checks it.
     if left == 0 {
         let ways = ways(steps.len(), threads);
         for hasty in [false, true] {
@@ -359,14 +360,14 @@ fn explore(
             let look = |run: &Run| Seen::of(&run.w, run.addresses.clone());
             let compared = |steps: &[Step]| judged(steps, known, hasty, second, look);
             let by_one = compared(steps);
-            for dealt in 1..ways {
+            for way in 1..ways {
                 for (at, step) in steps.iter_mut().skip(1).enumerate() {
-                    step.thread = (dealt >> at & 1) as u16;
+                    step.thread = (way >> at & 1) as u16;
                 }
                 let by_two = compared(steps);
                 assert!(
                     by_two == by_one,
-                    "it matters which thread calls:\n{steps:#?}\n{by_two:#?}\nand by one\n{by_one:#?}"
+                    "the outcome depends on which thread calls:\n{steps:#?}\n{by_two:#?}\nand by one\n{by_one:#?}"
                 );
             }
             for step in steps.iter_mut() {
@@ -386,8 +387,7 @@ fn explore(
     programs
 }
 
-/// The steps that may follow these on a device that may stand anywhere, and what decides about the next ones. None, if
-/// it cannot stand where these say.
+/// The steps that may follow these on a device that may be at any point; none if it cannot reach a point that these require.
 fn steps_anywhere(steps: &[Step], hasty: bool, second: &Second) -> Vec<Step> {
     let mut shape = steps.iter().fold(Shape::default(), |shape, step| shape.after(step));
     let record = Record::new(2, 2, hasty);
@@ -398,13 +398,13 @@ fn steps_anywhere(steps: &[Step], hasty: bool, second: &Second) -> Vec<Step> {
         }
         Ok(())
     });
-    outcome.unwrap_or_else(|wrong| panic!("{}", record.told(&wrong)));
+    outcome.unwrap_or_else(|wrong| panic!("{}", record.with_program(&wrong)));
     let Some(queued) = queued else { return Vec::new() };
     shape.pending = queued.map(|n| n > 0);
     shape.steps(|s| 1..=queued[s])
 }
 
-/// As [`explore`], on a device that may stand anywhere, for one kind of host.
+/// The same as [`explore`], on a device that may be at any point, for one kind of host.
 fn explore_anywhere(
     steps: &mut Vec<Step>,
     left: usize,
@@ -425,7 +425,7 @@ fn explore_anywhere(
     programs
 }
 
-/// As [`all`], on a device that may stand anywhere.
+/// The same as [`all`], on a device that may be at any point.
 pub fn all_anywhere(length: usize, (part, of): (usize, usize)) -> usize {
     let second = Second::new();
     let mut starts = vec![(Vec::new(), false), (Vec::new(), true)];
@@ -437,12 +437,13 @@ pub fn all_anywhere(length: usize, (part, of): (usize, usize)) -> usize {
         starts = starts.into_iter().flat_map(longer).collect();
     }
     let starts: Vec<_> = starts.into_iter().skip(part - 1).step_by(of).collect();
-    super::dealt(&starts, |(steps, hasty)| {
+    super::in_parallel(&starts, |(steps, hasty)| {
         explore_anywhere(&mut steps.clone(), length - (DEALT - 1), 0, *hasty, &Second::new())
     })
 }
 
-/// All programs of a length, dealt over the processors by their first three steps; of these, every `of`th from `part` on.
+/// Judges all programs of a length, on all processors: a worker takes those with the same first three steps. Of these beginnings it takes
+/// every `of`th from `part` on. Returns the number of runs.
 pub fn all(length: usize, threads: bool, (part, of): (usize, usize)) -> usize {
     let mut starts = vec![(Vec::new(), Shape::default())];
     for _ in 0..DEALT {
@@ -457,7 +458,7 @@ pub fn all(length: usize, threads: bool, (part, of): (usize, usize)) -> usize {
         starts = starts.into_iter().flat_map(longer).collect();
     }
     let starts: Vec<_> = starts.into_iter().skip(part - 1).step_by(of).collect();
-    super::dealt(&starts, |(steps, shape)| {
+    super::in_parallel(&starts, |(steps, shape)| {
         explore(&mut steps.clone(), shape, length - DEALT, 0, threads, &Second::new())
     })
 }

@@ -1,8 +1,8 @@
 //! Families of small programs, each enumerated up to symmetry, and the exhaustive search through one.
 //!
-//! A family says which operations may come next and judges a program. What is here goes through all of its programs of one
-//! length and counts them; it does not know what an operation does. `tests/small_worlds.rs` judges right code by all of them;
-//! `tests/mutants.rs` asks how many it takes to find a planted bug.
+//! A family lists the operations that may come next, and judges a program. This module runs all of its programs of one
+//! length and counts them; it does not know what an operation does. `tests/small_worlds.rs` runs all of them with right code;
+//! `tests/mutants.rs` counts how many are necessary to find a planted bug.
 
 pub mod arrays;
 pub mod blocks;
@@ -15,21 +15,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A family of programs.
 pub trait Family: Sync {
-    /// One operation, and what the device does before it or in it.
+    /// One operation, and what the device does before or during it.
     type Step: Clone + Debug + Send + Sync;
     /// What decides which steps may come next.
     type Shape: Clone + Default + Send + Sync;
 
-    /// The steps that may come next, where a program gets so many more, this one among them.
+    /// The steps that may come next in a program that gets `left` more, this one included.
     fn steps(&self, shape: &Self::Shape, left: usize) -> Vec<Self::Step>;
-    /// What decides about the steps behind this one.
+    /// The shape after a step.
     fn after(&self, shape: &Self::Shape, step: &Self::Step) -> Self::Shape;
-    /// Judges a program, and tells it with what is wrong. The heaps were checked behind each of its first steps, `known` of them: another one began with these.
+    /// Judges a program; the error contains it. The heaps are checked after each step except the first `known`: a program with the same
+    /// beginning was judged before.
     fn judge(&self, steps: &[Self::Step], known: usize) -> Outcome;
 }
 
-/// Goes through every program that begins like this and gets so many steps more, for as long as `visit` says so: whether it
-/// said so to the end. `visit` is told how many of a program's first steps the one before it began with.
+/// Visits every program that begins with these steps and has `left` more, until `visit` returns false, and returns whether it never did.
+/// The second argument of `visit` is the number of first steps that the program has in common with the one before it.
 fn each<F: Family>(
     family: &F,
     steps: &mut Vec<F::Step>,
@@ -54,13 +55,14 @@ fn each<F: Family>(
     true
 }
 
-/// So many steps begin what one worker explores on its own.
+/// A worker takes all programs that begin with the same steps: so many.
 const DEALT: usize = 3;
 
-/// Every program of a length, judged right by all processors: how many. Of what they begin with, every `of`th from `part` on.
+/// Judges every program of a length, on all processors, and returns how many there are. Of their beginnings it takes every `of`th from
+/// `part` on.
 ///
 /// # Panics
-/// When one is not judged right.
+/// When a program fails.
 pub fn all<F: Family>(family: &F, length: usize, (part, of): (usize, usize)) -> usize {
     let mut starts = vec![(Vec::new(), F::Shape::default())];
     for begun in 0..DEALT.min(length) {
@@ -72,7 +74,7 @@ pub fn all<F: Family>(family: &F, length: usize, (part, of): (usize, usize)) -> 
         starts = starts.into_iter().flat_map(longer).collect();
     }
     let starts: Vec<_> = starts.into_iter().skip(part - 1).step_by(of).collect();
-    dealt(&starts, |(steps, shape)| {
+    in_parallel(&starts, |(steps, shape)| {
         let (mut programs, mut wrong) = (0, None);
         each(family, &mut steps.clone(), shape, length - steps.len(), 0, &mut |steps, known| {
             programs += 1;
@@ -86,8 +88,8 @@ pub fn all<F: Family>(family: &F, length: usize, (part, of): (usize, usize)) -> 
     })
 }
 
-/// What `explore` gives of each start, by all processors: the sum.
-pub fn dealt<T: Sync>(starts: &[T], explore: impl Fn(&T) -> usize + Sync) -> usize {
+/// Calls `explore` for each start, on all processors, and returns the sum of the results.
+pub fn in_parallel<T: Sync>(starts: &[T], explore: impl Fn(&T) -> usize + Sync) -> usize {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut programs = 0;
@@ -103,8 +105,7 @@ pub fn dealt<T: Sync>(starts: &[T], explore: impl Fn(&T) -> usize + Sync) -> usi
     })
 }
 
-/// The first program of a length that is not judged right, of the `from`th and those behind it: its number, and what was said of it; or
-/// how many there are.
+/// The first program of a length that fails, from the `from`th on: its number and the failure. If none fails, the number of programs.
 pub fn first_wrong<F: Family>(family: &F, length: usize, from: usize) -> (usize, Option<String>) {
     let (mut programs, mut wrong) = (0, None);
     each(family, &mut Vec::new(), &F::Shape::default(), length, 0, &mut |steps, known| {

@@ -1,12 +1,12 @@
-//! A large range with up to two users: three streams, one range of 4 MiB that fills the limit, and what others get of it.
+//! A large range with up to two cross-stream users: three streams, one range of 4 MiB that fills the limit, and requests for parts of it.
 //!
-//! The first stream is home to the range and writes it; each of the other two may use it once, and the home stream may read it
-//! once more; it is freed; streams ask for 1 MiB. A lend takes 2 MiB: of the front one half is spare, and the rest stays where it is,
-//! in flight or free. Between any two of these a stream may wait for another, the host for a stream, and a piece may be freed
-//! again. Before a request each stream with work pending has run all of it that other streams let it come to, or nothing.
+//! The first stream is the range's home and writes it; each of the other two may use it once, and the home stream may read it
+//! once more; it is freed; streams request 1 MiB. A migration takes 2 MiB: half of this is spare in the receiver, and the rest of the range
+//! stays where it is, in flight or free. Between any two of these a stream may wait for another, the host for a stream, and a piece may be
+//! freed again. Before a request each stream with work pending has run all of it that other streams' work allows, or nothing.
 //!
-//! Up to symmetry: the second stream is named before the third. Left out, because a shorter program says it: a request while the
-//! range is live, which fills the limit, and anything behind the last request. Not enumerated: a device that says "not yet", or
+//! Up to symmetry: the second stream is named before the third. Left out, because a shorter program shows the same: a request while the
+//! range is live, which fills the limit, and anything after the last request. Not enumerated: a device that answers "not yet", or
 //! has run a part of a stream (`testkit/src/worlds/blocks.rs` has both on two streams), and faults (`testkit/src/worlds/arrays.rs`).
 
 use super::Family;
@@ -16,14 +16,14 @@ use millpond::trace::{Access, BlockNo, Op, StreamNo, ThreadNo};
 use millpond::units::MIB;
 use std::mem::ManuallyDrop;
 
-/// What the range and each piece have, in MiB.
+/// The sizes of the range and of each piece, in MiB.
 const RANGE: u64 = 4;
 const PIECE: u64 = 1;
 const STREAMS: usize = 3;
-/// The range's block; the pieces are those behind it.
+/// The range's block; the pieces are the blocks after it.
 const THE_RANGE: BlockNo = BlockNo(0);
-/// One more thing that a program does, with what belongs to it: before a request what streams have run, the waits that make a use
-/// correct, the write of a new block.
+/// One step of a program: an operation with what belongs to it, which is the device's advances before a request, the waits that make a use
+/// correct, or the write of a new block.
 pub type Step = Vec<Op>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -34,7 +34,7 @@ enum Life {
     Freed,
 }
 
-/// What lies before something, by stream.
+/// For each stream, how many of its operations come before something.
 type Clock = [u32; STREAMS];
 
 fn join(into: &mut Clock, other: &Clock) {
@@ -51,18 +51,18 @@ pub struct Shape {
     /// Pieces that are live.
     pieces: Vec<bool>,
     pending: [bool; STREAMS],
-    /// The second stream was named: only then may the third be.
+    /// The second stream was named; only after that may the third be.
     named: bool,
-    /// Every access of the range: by whom, which of its operations, whether it wrote.
+    /// Every access to the range: the stream, the number of its operation, whether it wrote.
     accesses: Vec<(usize, u32, bool)>,
-    /// How many operations each stream has, and what they come after as far as the program has said so.
+    /// How many operations each stream has, and what its next one is ordered after by the program's waits.
     made: Clock,
     after: [Clock; STREAMS],
 }
 
 impl Shape {
-    /// How many steps must come still: the range, its free and a request.
-    fn owed(&self) -> usize {
+    /// How many steps a program must still have: the range, its free and a request.
+    fn required(&self) -> usize {
         match self.range {
             Life::Unborn => 3,
             Life::Live => 2,
@@ -74,7 +74,7 @@ impl Shape {
         s < 2 || self.named
     }
 
-    /// An access of the range, behind those that it conflicts with: the program makes the waits that are missing.
+    /// An access to the range, after those that it conflicts with: the program makes the waits that are missing.
     fn access(&self, s: usize, access: Access) -> Step {
         let (mut ops, mut then) = (Vec::new(), self.clone());
         for &(by, at, wrote) in &self.accesses {
@@ -100,7 +100,7 @@ impl Shape {
         }
         let mut next = Vec::new();
         for s in (1..STREAMS)
-            .filter(|&s| self.range == Life::Live && left > self.owed() && !self.used[s] && self.knows(s))
+            .filter(|&s| self.range == Life::Live && left > self.required() && !self.used[s] && self.knows(s))
         {
             next.extend([self.access(s, Access::Write), self.access(s, Access::Read)]);
         }
@@ -111,8 +111,8 @@ impl Shape {
             let piece = self.pieces.len() as u32 + 1;
             next.extend((0..STREAMS).map(|s| Shape::alloc(piece, PIECE, s)));
         }
-        // What need not be.
-        if left > self.owed() {
+        // Optional steps.
+        if left > self.required() {
             if self.range == Life::Live && !self.home_read {
                 next.push(self.access(0, Access::Read));
             }
@@ -127,7 +127,7 @@ impl Shape {
         next
     }
 
-    /// An operation was done.
+    /// Updates the shape for an operation.
     fn did(&mut self, op: Op) {
         match op {
             Op::Alloc { block: THE_RANGE, .. } => self.range = Life::Live,
@@ -149,17 +149,17 @@ impl Shape {
             }
             Op::WaitStream { stream, on } => {
                 let (s, of) = (usize::from(stream.0), usize::from(on.0));
-                let mut learnt = self.after[of];
-                learnt[of] = self.made[of];
-                join(&mut self.after[s], &learnt);
+                let mut clock = self.after[of];
+                clock[of] = self.made[of];
+                join(&mut self.after[s], &clock);
             }
             Op::SyncStream { stream } => {
                 let s = usize::from(stream.0);
                 self.pending[s] = false;
-                let mut learnt = self.after[s];
-                learnt[s] = self.made[s];
+                let mut clock = self.after[s];
+                clock[s] = self.made[s];
                 for after in &mut self.after {
-                    join(after, &learnt);
+                    join(after, &clock);
                 }
             }
             Op::Advance { stream, .. } => self.pending[usize::from(stream.0)] = false,
@@ -178,7 +178,7 @@ impl Family for Ranges {
     fn steps(&self, shape: &Shape, left: usize) -> Vec<Step> {
         let mut steps = Vec::new();
         for ops in shape.next(left) {
-            // Before a request each stream has run all that it had, or nothing.
+            // Before a request each stream has run all that it had queued, or nothing.
             let mut ran = vec![Vec::new()];
             if matches!(ops[0], Op::Alloc { .. }) {
                 for s in (0..STREAMS).filter(|&s| shape.pending[s]) {
@@ -198,7 +198,7 @@ impl Family for Ranges {
         for op in step {
             next.did(*op);
         }
-        // A wait that a step is made of names its stream; one that an access needs is of streams that are named.
+        // A step that is a wait names its stream; the waits of an access are of streams that are named already.
         if let [Op::WaitStream { stream: StreamNo(1), .. }] = step[..] {
             next.named = true;
         }
@@ -209,7 +209,7 @@ impl Family for Ranges {
         [false, true].into_iter().try_for_each(|hasty| {
             let record = Record::new(RANGE, STREAMS as u16, hasty);
             let outcome = cases::judge(|| {
-                // What went wrong cannot always be dropped.
+                // After a failure a drop may not be possible.
                 let mut run = ManuallyDrop::new(Run::new(&record)?);
                 for (at, step) in steps.iter().enumerate() {
                     for op in step {
@@ -222,7 +222,7 @@ impl Family for Ranges {
                 run.free_all()?;
                 ManuallyDrop::into_inner(run).end()
             });
-            outcome.map_err(|wrong| record.told(&wrong))
+            outcome.map_err(|wrong| record.with_program(&wrong))
         })
     }
 }

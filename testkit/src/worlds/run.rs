@@ -1,7 +1,7 @@
-//! A small program of the trace language on its way through the executor, with the checks that the families have in common.
+//! The execution of a small program of the trace language, with the checks that the families have in common.
 //!
-//! Every operation is written down before it runs, so that a program that is judged wrong, by a panic too, is told as text that
-//! `millpond replay` takes. It does not know which programs there are.
+//! Every operation is recorded before it runs, so that a program that fails, by a panic too, can be printed as text for
+//! `millpond replay`. This module does not know which programs there are.
 
 use crate::cases::{Outcome, World, said};
 use millpond::trace::{Op, Program, Step, StreamNo, ThreadNo};
@@ -22,7 +22,7 @@ pub(super) fn wait(s: impl Into<usize>, on: impl Into<usize>) -> Op {
     Op::WaitStream { stream: number(s), on: number(on) }
 }
 
-/// The operations of a program so far: outside the run, which a panic takes with it.
+/// The operations of a program so far. They are outside the run, which a panic destroys.
 #[derive(Clone)]
 pub(super) struct Record {
     steps: Arc<Mutex<Vec<Step>>>,
@@ -40,10 +40,10 @@ impl Record {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
     }
 
-    /// Something wrong, and the program that shows it.
-    pub(super) fn told(&self, wrong: &str) -> String {
+    /// A failure with the program that shows it.
+    pub(super) fn with_program(&self, wrong: &str) -> String {
         let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let program = Program { name: String::new(), streams: self.streams, steps };
+        let program = Program::new("", self.streams).with_steps(steps);
         let may_wait = if self.hasty { "MILLPOND_WAIT_MS=0 " } else { "" };
         let mib = self.mib;
         format!(
@@ -57,7 +57,7 @@ pub(super) struct Run {
     pub(super) w: World,
     executor: Executor<Sim>,
     record: Record,
-    /// Where each allocation was; none if it was refused, which is part of the program.
+    /// The address of each allocation; none if it was refused, which is not a failure.
     pub(super) addresses: Vec<Option<Addr>>,
 }
 
@@ -68,7 +68,7 @@ impl Run {
         Ok(Run { w, executor, record: record.clone(), addresses: Vec::new() })
     }
 
-    /// Runs one operation of a thread, which is the one that calls.
+    /// Runs one operation of a thread, on the calling thread.
     pub(super) fn op(&mut self, thread: ThreadNo, op: Op) -> Result<Done, String> {
         self.record.push(Step { thread, op });
         let done = self.executor.step(op).map_err(said)?;
@@ -80,7 +80,7 @@ impl Run {
         Ok(done)
     }
 
-    /// Frees what is alive; then one stream can have all memory, and the device can have everything back.
+    /// Frees what is alive. Then one stream must be able to get all memory, and everything must go back to the device.
     pub(super) fn free_all(&mut self) -> Outcome {
         self.executor.free_all();
         if self.record.hasty {
@@ -90,7 +90,7 @@ impl Run {
         self.w.all_back()
     }
 
-    /// The end: nothing was violated, nothing is left.
+    /// Ends the run: nothing was violated, and nothing is left.
     pub(super) fn end(self) -> Outcome {
         let Run { w, executor, .. } = self;
         drop(executor);

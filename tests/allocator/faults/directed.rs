@@ -2,11 +2,11 @@
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::MIB;
-use millpond::{Config, DriverErrorKind as Kind, Error, Growth, Limit, Trim};
+use millpond::{Config, DriverErrorKind as Kind, Error, Growth, Limit, Reuse, Trim};
 use millpond_sim::{Call, Leak};
 
 fn tight() -> Config {
-    Config::default().limit(Limit::Bytes(64 * MIB))
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
 /// A wait that cannot be inserted leaves the range where it was, as it was, and the asker as if it had not asked.
@@ -87,7 +87,7 @@ fn a_failed_query_is_not_ready() {
 #[test]
 fn a_failed_query_does_not_stop_growth_at_the_first_size() {
     let sim = late();
-    let gpu = on(&sim, Config::default().limit(Limit::Bytes(30 * MIB)));
+    let gpu = on(&sim, Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(30 * MIB)));
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let x = gpu.alloc(MIB, &a).unwrap();
     b.wait_stream(&a).unwrap();
@@ -196,7 +196,7 @@ fn a_lost_context_fails_fast_and_for_good() {
         assert!(lost(gpu.alloc(100 * MIB, &s).unwrap_err()));
         assert!(lost(gpu.alloc_pinned(MIB).unwrap_err()));
     }
-    assert_eq!(sim.call_count(), calls, "nobody is asked again");
+    assert_eq!(sim.call_count(), calls, "the driver is not queried again");
     assert!(lost(gpu.stream().unwrap_err()));
     assert!(lost(gpu.adopt(s.native().clone()).unwrap_err()));
     assert!(lost(s.record().unwrap_err()));
@@ -213,7 +213,7 @@ fn a_lost_context_fails_fast_and_for_good() {
 /// An allocator's end waits for what its streams hold. Where that fails it waits for all by unpinning a page, where there is none by the device's own wait,
 /// and where that fails too it says so; the frees wait by themselves.
 #[test]
-fn a_failed_wait_at_the_end_is_made_up_for_by_the_device_or_told() {
+fn a_failed_wait_at_the_end_is_made_up_for_by_the_device_or_reported() {
     for failed in 0..3 {
         let sim = late();
         let gpu = on(&sim, tight());

@@ -25,23 +25,23 @@ pub(crate) const POOLED: &[&str] = &["trim and grow", "the callback makes room"]
 
 /// Room for one block of 64 MiB.
 fn tight() -> Config {
-    Config::default().limit(Limit::Bytes(64 * MIB))
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
 /// An array over another allocator's block, used on two streams and dropped while the second writes it. It goes back to
 /// its owner when nothing does any more.
-#[allow(unsafe_code, reason = "the block lives as long as the array has it, and nobody else uses it")]
+#[allow(unsafe_code, reason = "the block lives as long as the array has it, and no other code uses it")]
 fn external(st: &mut Stage) -> Result<(), Stop> {
     const LENGTH: usize = 1 << 18;
     let brought = Mutex::new(None);
     st.act("from_external", |st| {
-        let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(MIB));
+        let config = Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(MIB));
         let library = Allocator::new(st.sim.clone(), config)?;
         let stream = library.stream()?;
         let block = library.alloc(MIB, &stream)?;
         let memory = ExternalMemory { address: block.address(), bytes: MIB, device: library.device() };
         // SAFETY: the block is the array's owner, so that it outlives it, and nothing else uses it.
-        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, LENGTH, &st.streams["a"], block) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(memory, LENGTH, block, &st.streams["a"]) };
         *brought.lock().unwrap() = Some((made.map_err(|(_, e)| e)?, stream, library));
         Ok(())
     })?;
@@ -96,7 +96,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "grow by less than planned",
-        config: || Config::default().limit(Limit::Bytes(8 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(8 * MIB)),
         play: |st| {
             st.open("s")?;
             st.alloc_touch("x", 5, "s")
@@ -178,7 +178,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "footprint waits before it grows",
-        config: || Config::default().policy(Policy::Footprint).growth(Growth::Exact),
+        config: || Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint).growth(Growth::Exact),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -279,7 +279,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "streams come and go",
         // No room for two of 15, in whatever the memory comes: each stream waits for the one before.
-        config: || Config::default().limit(Limit::Bytes(39 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(39 * MIB)),
         play: |st| {
             st.open("home")?;
             st.alloc_touch("x", 10, "home")?;
@@ -362,7 +362,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pairs: false,
     },
     Scenario {
-        name: "a use by nobody knows whom",
+        name: "a use by an unknown stream",
         config: tight,
         play: |st| {
             st.open("a")?;
@@ -379,7 +379,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "markers that fall due",
-        config: || Config::default().limit(Limit::Bytes(20 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(20 * MIB)),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -399,7 +399,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "pinned memory",
-        config: || Config::default().pinned_limit(96 * MIB),
+        config: || Config::default().reuse(Reuse::WithWaits).pinned_limit(96 * MIB),
         play: |st| {
             st.open("a")?;
             st.open("b")?;

@@ -10,9 +10,9 @@ pub(crate) const POLL: usize = 0;
 pub(crate) const MIGRATE: usize = 1;
 pub(crate) const GROW: usize = 2;
 const WITH_WAIT: usize = 3;
-pub(crate) const TRIM: usize = 4;
-const WAIT: usize = 5;
-const CALLBACK: usize = 6;
+pub(crate) const TRIM: usize = 5;
+const WAIT: usize = 6;
+const CALLBACK: usize = 7;
 
 /// One request that no free range served.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Climb {
     /// It is served from small segments.
     pub small: bool,
     /// It is above the limit: nothing is tried.
-    pub hopeless: bool,
+    pub never_fits: bool,
     pub served: bool,
     /// By this rung, if that is known.
     pub rung: Option<usize>,
@@ -49,8 +49,8 @@ impl Rungs {
     }
 
     /// Whether the counts of these requests can be these.
-    pub(crate) fn explain(self, all: &[Climb], tried: [u64; 7], served: [u64; 7]) -> bool {
-        let mut sums = BTreeSet::from([([0; 7], [0; 7])]);
+    pub(crate) fn explain(self, all: &[Climb], tried: [u64; 8], served: [u64; 8]) -> bool {
+        let mut sums = BTreeSet::from([([0; 8], [0; 8])]);
         for of in all {
             let ends = self.ends(of, tried, served);
             sums = sums
@@ -67,12 +67,12 @@ impl Rungs {
     /// Rounds in which the host may wait follow one another as long as something moves, which is the device's to say; where nothing waits nothing
     /// does. Behind one in which nothing moved comes one that looks at everything, without the wait. If that finds nothing either the user is asked,
     /// or the request refused. So of each number of rounds there is one number of waits.
-    fn ends(self, of: &Climb, tried: [u64; 7], served: [u64; 7]) -> BTreeSet<([u64; 7], [u64; 7])> {
+    fn ends(self, of: &Climb, tried: [u64; 8], served: [u64; 8]) -> BTreeSet<([u64; 8], [u64; 8])> {
         let mut ends = BTreeSet::new();
-        let mut counts = [0; 7];
+        let mut counts = [0; 8];
         counts[CALLBACK] = of.asked;
-        if of.hopeless {
-            ends.extend((!of.served).then_some((counts, [0; 7])));
+        if of.never_fits {
+            ends.extend((!of.served).then_some((counts, [0; 8])));
             return ends;
         }
         // In a round that looked at everything, and one before that.
@@ -82,13 +82,13 @@ impl Rungs {
         // And as many more as something moved in, which are not the last before one that looks at everything.
         while within(counts, tried) {
             if !of.served {
-                ends.insert((counts, [0; 7]));
+                ends.insert((counts, [0; 8]));
             }
             let all = self.after_a_round(counts, of.small, false);
             for (mut sum, thorough) in [(counts, false), (all, true)] {
                 for rung in self.of_a_round(of.small, thorough) {
                     sum[rung] += 1;
-                    let (counted, mut by) = (if of.asked > 0 { CALLBACK } else { rung }, [0; 7]);
+                    let (counted, mut by) = (if of.asked > 0 { CALLBACK } else { rung }, [0; 8]);
                     by[counted] = 1;
                     let right = of.served && of.rung.is_none_or(|known| known == rung);
                     if right && served[counted] > 0 {
@@ -104,21 +104,21 @@ impl Rungs {
         ends
     }
 
-    fn after_a_round(self, mut counts: [u64; 7], small: bool, thorough: bool) -> [u64; 7] {
+    fn after_a_round(self, mut counts: [u64; 8], small: bool, thorough: bool) -> [u64; 8] {
         self.of_a_round(small, thorough).into_iter().for_each(|rung| counts[rung] += 1);
         counts
     }
 }
 
-fn within(counts: [u64; 7], all: [u64; 7]) -> bool {
-    (0..7).all(|rung| counts[rung] <= all[rung])
+fn within(counts: [u64; 8], all: [u64; 8]) -> bool {
+    (0..8).all(|rung| counts[rung] <= all[rung])
 }
 
-fn plus(a: [u64; 7], b: [u64; 7]) -> [u64; 7] {
+fn plus(a: [u64; 8], b: [u64; 8]) -> [u64; 8] {
     core::array::from_fn(|rung| a[rung] + b[rung])
 }
 
 /// How often each rung was tried, and served.
-pub(crate) fn counts(ladder: &Ladder) -> ([u64; 7], [u64; 7]) {
+pub(crate) fn counts(ladder: &Ladder) -> ([u64; 8], [u64; 8]) {
     (ladder.rungs().map(|(_, r)| r.tried), ladder.rungs().map(|(_, r)| r.served))
 }

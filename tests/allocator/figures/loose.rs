@@ -117,7 +117,7 @@ impl Loose {
     /// These bytes leave what is not allocated of a pool: how many pieces are left beside them of what they were a part of. `free`: they
     /// were a part of something free, and not in flight.
     fn take(&mut self, at: u64, end: u64, of: StreamId, free: bool) -> Bounds {
-        let (&first, _) = self.all.range(..=at).next_back().expect("somebody has it");
+        let (&first, _) = self.all.range(..=at).next_back().expect("a pool has it");
         let parts: Vec<_> = self.all.range(first..end).map(|(&at, &c)| (at, c)).collect();
         let segment = self.segment_of(at);
         for (at, c) in &parts {

@@ -11,15 +11,15 @@ use std::sync::Mutex;
 
 /// A sink that keeps everything until it is asked.
 #[derive(Default)]
-pub(crate) struct Told(Mutex<Vec<Event>>);
+pub(crate) struct Events(Mutex<Vec<Event>>);
 
-impl Sink for Told {
+impl Sink for Events {
     fn event(&self, _: u64, event: &Event) {
         self.0.lock().unwrap().push(event.clone());
     }
 }
 
-impl Told {
+impl Events {
     /// All since the last time.
     pub(crate) fn take(&self) -> Vec<Event> {
         core::mem::take(&mut self.0.lock().unwrap())
@@ -70,12 +70,12 @@ impl Owners {
     /// Reads the events, and returns what they say of this stream's request.
     pub(crate) fn hear(
         &mut self,
-        told: &Told,
+        events: &Events,
         to_whom: Option<StreamId>,
         mut loose: Option<&mut Loose>,
     ) -> Heard {
         let mut heard = Heard::default();
-        for event in told.take() {
+        for event in events.take() {
             if let Some(chunks) = &mut self.chunks {
                 chunks.hear(&event);
             }

@@ -3,7 +3,7 @@
 //! The model keeps intervals, by the addresses that the allocator gave and the segments in the events.
 
 use super::noticed::Noticed;
-use super::owners::Told;
+use super::owners::Events;
 use millpond::report::Report;
 use millpond::trace::Event;
 use millpond::units::{GIB, KIB, MIB};
@@ -80,10 +80,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn one_streams_ranges_splits_and_merges_are_the_models(steps in steps(), exact in any::<bool>()) {
-        let told = Arc::new(Told::default());
+        let events = Arc::new(Events::default());
         let growth = if exact { Growth::Exact } else { Growth::default() };
         let config = Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint).growth(growth);
-        let config = config.bounded_wait(Duration::from_secs(1)).sink(told.clone());
+        let config = config.bounded_wait(Duration::from_secs(1)).sink(events.clone());
         let gpu = Allocator::new(Sim::new(8 * GIB).schedule(Schedule::Latest), config).unwrap();
         let s = gpu.stream().unwrap();
         let (mut live, mut model) = (Vec::new(), Intervals::default());
@@ -95,7 +95,7 @@ proptest! {
                 None => {}
             }
             gpu.deliver_events();
-            told.take().iter().for_each(|event| model.hear(event));
+            events.take().iter().for_each(|event| model.hear(event));
             model.check(&gpu.report());
         }
         drop((live, s));

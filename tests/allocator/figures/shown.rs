@@ -1,7 +1,7 @@
 //! What a report shows is what it holds: its text is parsed, and each number in it compared with the field; its JSON is the object
 //! that the fields make. A new field does not compile here until the test says where it is shown.
 
-use millpond::report::{Counters, Histogram, Ladder, PoolReport, Report, Rung};
+use millpond::report::{Counters, Histogram, Ladder, PhysicalReport, PoolReport, Report, Rung};
 use serde_json::{Value, json};
 
 fn rung_json(r: &Rung) -> Value {
@@ -62,6 +62,34 @@ fn pool_json(p: &PoolReport) -> Value {
     })
 }
 
+fn physical_json(p: &PhysicalReport) -> Value {
+    let PhysicalReport {
+        handles,
+        handle_bytes,
+        handles_created,
+        handles_released,
+        spare_handles,
+        spare_bytes,
+        moves,
+        moves_in_use,
+        mappings,
+        former_places,
+        former_bytes,
+        windows,
+        window_bytes,
+        reserved_addresses,
+        holes,
+        hole_bytes,
+        largest_hole,
+    } = *p;
+    json!({
+        "handles": handles, "handle_bytes": handle_bytes, "handles_created": handles_created, "handles_released": handles_released,
+        "spare_handles": spare_handles, "spare_bytes": spare_bytes, "moves": moves, "moves_in_use": moves_in_use, "mappings": mappings,
+        "former_places": former_places, "former_bytes": former_bytes, "windows": windows, "window_bytes": window_bytes,
+        "reserved_addresses": reserved_addresses, "holes": holes, "hole_bytes": hole_bytes, "largest_hole": largest_hole,
+    })
+}
+
 fn json_of(r: &Report) -> Value {
     let Report {
         device,
@@ -71,21 +99,32 @@ fn json_of(r: &Report) -> Value {
         reserved,
         reserved_peak,
         segments,
+        segments_created,
+        segments_released,
         moving,
         growths,
         releases,
+        sparse,
+        sparse_bytes,
+        sparse_live,
+        largest_request,
         allocated_peak,
         allocated_peak_at_most,
         total,
         pools,
         ladder,
+        physical,
         pinned,
         driver_calls,
         events_lost,
         deferred_errors,
+        soft_limit,
+        group,
     } = r;
-    let Ladder { poll, migrate, grow, migrate_with_wait, trim, wait, callback } = ladder;
+    let Ladder { poll, migrate, grow, migrate_with_wait, move_handles, trim, wait, callback } = ladder;
     let bounds = r.reserved_over_allocated_bounds();
+    let known = allocated_peak == allocated_peak_at_most;
+    let share = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
     let calls: serde_json::Map<String, Value> =
         driver_calls.iter().map(|(name, n)| (name.to_string(), json!(n))).collect();
     json!({
@@ -95,10 +134,17 @@ fn json_of(r: &Report) -> Value {
         "total": pool_json(total), "pools": pools.iter().map(pool_json).collect::<Vec<_>>(),
         "ladder": {
             "poll": rung_json(poll), "migrate": rung_json(migrate), "grow": rung_json(grow),
-            "migrate_with_wait": rung_json(migrate_with_wait), "trim": rung_json(trim), "wait": rung_json(wait),
+            "migrate_with_wait": rung_json(migrate_with_wait), "move_handles": rung_json(move_handles),
+            "trim": rung_json(trim), "wait": rung_json(wait),
             "callback": rung_json(callback),
         },
+        "segments_created": segments_created, "segments_released": segments_released, "sparse": sparse, "sparse_bytes": sparse_bytes,
+        "sparse_live": sparse_live, "largest_request": largest_request, "physical": physical.as_ref().map(physical_json),
+        "slack": reserved - total.allocated, "slack_at_peak": known.then(|| reserved_peak - allocated_peak),
+        "allocated_over_reserved": share(total.allocated, *reserved),
+        "allocated_over_reserved_at_peak": known.then(|| share(*allocated_peak, *reserved_peak)).flatten(),
         "pinned": pinned.as_ref().map(pool_json), "driver_calls": calls, "events_lost": events_lost,
+        "soft_limit": soft_limit, "group": group,
         "deferred_errors": deferred_errors, "reserved_over_allocated": r.reserved_over_allocated(),
         "reserved_over_allocated_at_least": bounds.map(|b| b.0), "reserved_over_allocated_at_most": bounds.map(|b| b.1),
     })
@@ -201,6 +247,64 @@ fn table_says(r: &Report, text: &str) {
     }
 }
 
+fn slack_says(r: &Report, text: &str) {
+    let slack = line(text, "slack ").unwrap().trim_start_matches("slack").trim_start();
+    let known = r.allocated_peak == r.allocated_peak_at_most;
+    let (now, rest) = slack.split_once(" reserved and not live (at the peak ").unwrap();
+    assert!(is_size(now, r.reserved - r.total.allocated), "{slack}");
+    let (peak, rest) = rest.split_once("); live over reserved ").unwrap();
+    assert!(if known { is_size(peak, r.reserved_peak - r.allocated_peak) } else { peak == "-" }, "{slack}");
+    let (share, rest) = rest.split_once(" (at the peak ").unwrap();
+    let is_share = |shown: &str, part: u64, whole: u64| match whole {
+        0 => shown == "-",
+        _ => is_rounded(shown, part as f64 / whole as f64),
+    };
+    assert!(is_share(share, r.total.allocated, r.reserved), "{slack}");
+    let (at_peak, largest) = rest.split_once("); largest request without growth ").unwrap();
+    let right = if known { is_share(at_peak, r.allocated_peak, r.reserved_peak) } else { at_peak == "-" };
+    assert!(right && is_size(largest, r.largest_request), "{slack}");
+    match line(text, "sparse ") {
+        None => assert_eq!((r.sparse, r.sparse_bytes, r.sparse_live), (0, 0, 0)),
+        Some(l) => {
+            let (sparse, rest) = l.trim_start_matches("sparse").trim_start().split_once(" in ").unwrap();
+            let live = rest.split_once("live, ").unwrap().1.split(':').next().unwrap();
+            assert!(is_size(sparse, r.sparse_bytes) && is_size(live, r.sparse_live), "{l}");
+            assert_eq!(before(l, " segments and handles"), r.sparse);
+        }
+    }
+}
+
+fn physical_says(r: &Report, text: &str) {
+    let lines = (line(text, "handles "), line(text, "addresses "));
+    let Some(p) = &r.physical else {
+        assert_eq!(lines, (None, None));
+        return;
+    };
+    let (handles, addresses) = (lines.0.unwrap(), lines.1.unwrap());
+    let counts =
+        [" created", " released", " spare of", " moves", " of them in use"].map(|l| before(handles, l));
+    assert_eq!(counts, [p.handles_created, p.handles_released, p.spare_handles, p.moves, p.moves_in_use]);
+    let first = handles.trim_start_matches("handles").trim_start();
+    let (number, rest) = first.split_once(" of ").unwrap();
+    assert_eq!(number.parse(), Ok(p.handles), "{handles}");
+    assert!(is_size(rest.split(',').next().unwrap(), p.handle_bytes), "{handles}");
+    assert!(is_size(handles.split(" spare of ").nth(1).unwrap().split(';').next().unwrap(), p.spare_bytes));
+    let counts =
+        [" windows of", " mappings", " of them former places", " holes of"].map(|l| before(addresses, l));
+    assert_eq!(counts, [p.windows, p.mappings, p.former_places, p.holes], "{addresses}");
+    for (label, end, bytes) in [
+        (" windows of ", ',', p.window_bytes),
+        (" former places of ", ';', p.former_bytes),
+        (" holes of ", ',', p.hole_bytes),
+        (" largest hole ", ',', p.largest_hole),
+    ] {
+        let shown = addresses.split(label).nth(1).unwrap().split(end).next().unwrap();
+        assert!(is_size(shown, bytes), "{label}: {addresses}");
+    }
+    let reserved = addresses.split(", ").nth(1).unwrap().split(" reserved").next().unwrap();
+    assert!(is_size(reserved, p.reserved_addresses), "{addresses}");
+}
+
 fn text_says(r: &Report) {
     let text = format!("{r:#}");
     let (head, t) = (text.lines().next().unwrap(), &r.total);
@@ -232,6 +336,8 @@ fn text_says(r: &Report) {
     let cached = line(&text, "cached ").unwrap().trim_start_matches("cached").trim_start();
     assert!(is_size(cached.split(" kept").next().unwrap(), t.cached));
     assert_eq!(line(&text, "moving").is_some(), r.moving > 0);
+    slack_says(r, &text);
+    physical_says(r, &text);
 
     table_says(r, &text);
 
@@ -245,6 +351,8 @@ fn text_says(r: &Report) {
         .map(|l| before(work, l));
     let c = &t.counters;
     assert_eq!(shown, [c.splits, c.merges, r.growths, r.releases, r.segments, c.host_waits]);
+    let of_segments = format!("({} created, {} released)", r.segments_created, r.segments_released);
+    assert!(work.contains(&of_segments), "{work}");
     let held_back = t.held_back + r.pinned.as_ref().map_or(0, |p| p.held_back);
     match line(&text, "held back") {
         Some(l) => assert!(is_size(

@@ -3,7 +3,7 @@
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::{KIB, MIB};
-use millpond::{Allocation, Allocator, Config, Growth, Limit, Stream};
+use millpond::{Allocation, Allocator, Config, Growth, Limit, Reuse, Stream};
 use millpond_sim::Sim;
 use std::time::Duration;
 
@@ -80,7 +80,10 @@ fn an_aligned_request_is_not_refused_for_near_misses() {
 fn a_range_in_flight_serves_where_it_lies() {
     for (elsewhere, many) in [(false, false), (true, false), (true, true)] {
         let sim = late();
-        let config = Config::default().limit(Limit::Bytes(64 * MIB)).bounded_wait(Duration::ZERO);
+        let config = Config::default()
+            .reuse(Reuse::WithWaits)
+            .limit(Limit::Bytes(64 * MIB))
+            .bounded_wait(Duration::ZERO);
         let gpu = on(&sim, config);
         let (s, t, u) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
         let streams: Vec<_> = (0..if many { 100 } else { 0 }).map(|_| gpu.stream().unwrap()).collect();

@@ -121,8 +121,8 @@ fn a_trim_and_the_last_drop_beside_an_endless_kernel_return() {
             let leaks = sim.leaks();
             assert!(matches!(leaks[..], [Leak::Plain { .. }]), "{leaks:?}");
             // Of each of two attempts.
-            let told = sim.drop_errors();
-            assert!(told.len() == 2 && told.iter().all(|e| e.call == Call::MemFree.name()), "{told:?}");
+            let errors = sim.drop_errors();
+            assert!(errors.len() == 2 && errors.iter().all(|e| e.call == Call::MemFree.name()), "{errors:?}");
             gate.open();
         }
     }
@@ -189,7 +189,7 @@ fn another_threads_default_stream_where_context_markers_are_not_supported() {
     let before = sim.ledger();
     assert!(is_out_of_memory(gpu.alloc(64 * MIB, &s)).is_none());
     no_unbounded_wait(&sim, &before);
-    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "nobody knows that it is complete");
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "it is not known to be complete");
     gpu.synchronize().unwrap();
     drop((gpu.alloc(64 * MIB, &s).unwrap(), s, theirs));
     sim.clear_faults();
@@ -221,7 +221,7 @@ fn pattern(sim: &Sim, s: &Stream<Sim>, takes: Duration, (at, bytes): (millpond::
 /// The stream that is over first serves: a stream that takes seconds does not delay what another gives back in a millisecond,
 /// whichever of the two was made first, device memory or pinned.
 #[test]
-fn a_slow_stream_keeps_nobody_from_what_another_gives_back() {
+fn a_slow_stream_keeps_no_request_from_what_another_gives_back() {
     for slow_first in [true, false] {
         let takes = if slow_first { [5000, 1] } else { [1, 5000] }.map(Duration::from_millis);
         let sim = late();
@@ -265,7 +265,7 @@ fn a_slow_stream_keeps_nobody_from_what_another_gives_back() {
 /// Memory that a request may not wait for serves as soon as it is complete: behind an idle independent stream, or a
 /// context-wide marker beside one.
 #[test]
-fn what_may_not_be_waited_for_is_asked_about() {
+fn what_must_not_be_waited_for_is_queried() {
     for pinned in [false, true] {
         for unknown in [false, true] {
             for (streams, early) in [(1, true), (1, false), (32, true), (32, false)] {

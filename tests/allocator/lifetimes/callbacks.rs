@@ -146,7 +146,7 @@ fn a_sink_may_drop_the_last_handles() {
 }
 
 fn tight() -> Config {
-    Config::default().limit(Limit::Bytes(64 * MIB))
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
 /// The callback frees something and asks for another try.
@@ -197,7 +197,7 @@ fn what_a_callback_frees_is_waited_for() {
 
 /// A callback that always promises more ends in an error all the same, also where nothing can ever help.
 #[test]
-fn a_callback_that_lies_is_asked_a_few_times() {
+fn a_callback_that_reports_memory_in_vain_runs_a_few_times() {
     for bytes in [64 * MIB, 65 * MIB] {
         let sim = late();
         let asked = Arc::new(AtomicUsize::new(0));
@@ -262,16 +262,16 @@ fn a_callback_may_wait_for_a_thread_that_allocates() {
         tight().on_out_of_memory(move |_| {
             // The thread's own refused request asks again, and has nothing to wait for.
             let Some((gpu, s)) = inner.lock().unwrap().take() else { return false };
-            let (tell, told) = mpsc::channel();
+            let (sender, receiver) = mpsc::channel();
             let thread = std::thread::spawn(move || {
                 drop(gpu.alloc(512, &s).unwrap());
                 drop(gpu.alloc(16 * MIB, &s).unwrap());
                 assert!(matches!(gpu.alloc(64 * MIB, &s), Err(Error::OutOfMemory(_))));
                 drop(gpu.alloc_pinned(MIB).unwrap());
                 drop((gpu, s));
-                tell.send(()).unwrap();
+                sender.send(()).unwrap();
             });
-            told.recv_timeout(Duration::from_mins(1)).expect("the thread waits for whoever asks");
+            receiver.recv_timeout(Duration::from_mins(1)).expect("the thread waits for the message");
             thread.join().unwrap();
             true
         }),
@@ -291,7 +291,7 @@ fn a_callback_may_wait_for_a_thread_that_allocates() {
 /// What reports say of the callback: it is tried each time that it is called, and serves a request that gets memory after the callback requested another
 /// attempt, whichever rung found it then: a miss is served once. One that promises in vain serves none.
 #[test]
-fn the_callback_serves_whom_it_helps() {
+fn the_callback_serves_the_request_that_it_helps() {
     let sim = late();
     let hoard: Arc<Mutex<Vec<Allocation<Sim>>>> = Arc::default();
     let (mine, asked) = (Arc::clone(&hoard), Arc::new(AtomicUsize::new(0)));

@@ -4,7 +4,7 @@
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::driver::Fences;
 use millpond::units::MIB;
-use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Stream, Trim};
+use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Call, Sim, SimStream};
 
 /// Streams that are not declared, as a C program's are: an allocator may name them in calls that name them.
@@ -15,7 +15,7 @@ fn undeclared(sim: &Sim, gpu: &Allocator<Sim>) -> (SimStream, Stream<Sim>) {
 }
 
 fn small() -> Config {
-    Config::default().limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact)
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB)).growth(Growth::Exact)
 }
 
 fn held_back(gpu: &Allocator<Sim>) -> u64 {
@@ -25,7 +25,7 @@ fn held_back(gpu: &Allocator<Sim>) -> u64 {
 /// What a program does on streams s and u while other code captures on a third, each alone.
 type Work = fn(&Allocator<Sim>, [&Stream<Sim>; 2]);
 const WORK: [(&str, Work); 9] = [
-    ("a free by nobody knows whom", |gpu, [s, _]| gpu.alloc(4096, s).unwrap().free_unknown()),
+    ("a free by unknown streams", |gpu, [s, _]| gpu.alloc(4096, s).unwrap().free_unknown()),
     ("a wait for a stream", |_, [s, _]| s.synchronize().unwrap()),
     ("a pinned one", |gpu, _| gpu.alloc_pinned(4096).unwrap().free_unknown()),
     ("a use elsewhere", |gpu, [s, u]| {
@@ -60,14 +60,14 @@ fn a_capture_lives_beside_all_that_other_streams_do() {
         for captured in 0..3 {
             let sim = late();
             let gpu = on(&sim, small());
-            let ([sn, un, tn], mut told) = ([(); 3].map(|()| sim.stream().unwrap()), Vec::new());
+            let ([sn, un, tn], mut adopted_too) = ([(); 3].map(|()| sim.stream().unwrap()), Vec::new());
             let [s, u] = [&sn, &un].map(|n| gpu.adopt(sim.unmanaged_stream(n)).unwrap());
             match captured {
                 0 => {}
-                1 => told.push(gpu.adopt(sim.unmanaged_stream(&tn)).unwrap()),
-                _ => told.push(gpu.adopt(tn.clone()).unwrap()),
+                1 => adopted_too.push(gpu.adopt(sim.unmanaged_stream(&tn)).unwrap()),
+                _ => adopted_too.push(gpu.adopt(tn.clone()).unwrap()),
             }
-            for t in &told {
+            for t in &adopted_too {
                 write(&sim, &gpu.alloc(MIB, t).unwrap(), t);
             }
             write(&sim, &gpu.alloc(MIB, &u).unwrap(), &u);
@@ -78,7 +78,7 @@ fn a_capture_lives_beside_all_that_other_streams_do() {
             assert_eq!(sim.ledger().calls_of(Call::CtxRecordEvent), 0, "{name}");
             gpu.synchronize().unwrap();
             assert_eq!(held_back(&gpu), 0, "{name}: the device is quiet");
-            drop((s, u, told, sn, un, tn));
+            drop((s, u, adopted_too, sn, un, tn));
             all_clean(&sim, gpu);
         }
     }
@@ -103,7 +103,7 @@ fn a_call_that_names_a_stream_marks_it() {
     let y = gpu.alloc(64 * MIB, &u).expect("stream order is enough");
     write(&sim, &y, &u);
     drop(y);
-    assert!(gpu.alloc(64 * MIB, &s).is_err(), "nobody marked it since");
+    assert!(gpu.alloc(64 * MIB, &s).is_err(), "it was not marked since");
     assert_eq!(held_back(&gpu), 64 * MIB);
     // Any call that names it will do: the refusal made a marker fall due.
     drop(gpu.alloc(0, &u).unwrap());
@@ -149,7 +149,7 @@ fn a_free_that_names_its_stream_marks_it_there() {
 
 /// A stream ends with freed memory that no marker covers: held back until the device is idle, and not reused before.
 #[test]
-fn what_an_unmarked_stream_held_is_nobodys_until_the_device_is_quiet() {
+fn what_an_unmarked_stream_held_is_held_back_until_the_device_is_idle() {
     let sim = late();
     let gpu = on(&sim, small());
     let s = gpu.stream().unwrap();
@@ -199,7 +199,7 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
             if round % 63 == 0 {
                 assert!(gpu.alloc(2 * MIB, &s).unwrap_err().out_of_memory().is_some());
                 assert_eq!(held_back(&gpu), 63 * MIB);
-                gpu.synchronize().expect("nobody captures");
+                gpu.synchronize().expect("no capture is open");
             }
         }
         assert_eq!((held_back(&gpu), sim.ledger().streams), (0, 1));
@@ -256,7 +256,7 @@ fn a_question_that_fails_ends_no_capture() {
 /// The driver fails in the closing marker of a stream while a trim or the end of an allocator serves it: nothing waits for the stream or the device,
 /// which a capture by other code would not survive.
 #[test]
-fn a_failed_closing_marker_makes_nobody_wait_for_a_stream() {
+fn a_failed_closing_marker_makes_no_request_wait_for_a_stream() {
     for by_limit in [false, true] {
         let sim = late();
         let gpu = on(&sim, small());
@@ -411,13 +411,13 @@ fn expected_captures_keep_context_wide_events_away() {
         assert_eq!(held_back(&gpu), if expected { 64 * MIB } else { 0 });
         assert_eq!(gpu.alloc(64 * MIB, &s).is_ok(), !expected);
         // A wait for the device is refused beside a capture that can be seen,
-        let (native, told) = (sim.stream().unwrap(), gpu.stream().unwrap());
+        let (native, ours) = (sim.stream().unwrap(), gpu.stream().unwrap());
         let adopted = gpu.adopt(native.clone()).unwrap();
         sim.begin_capture(&native).unwrap();
         let refused = gpu.synchronize().unwrap_err();
         assert!(matches!(refused, millpond::Error::Capturing { stream: Some(id) } if id == adopted.id()));
         sim.end_capture(&native).expect("it lives");
-        drop((adopted, told, native));
+        drop((adopted, ours, native));
         // and says that it ended any other.
         let captured = sim.stream().unwrap();
         sim.begin_capture(&captured).unwrap();

@@ -126,7 +126,7 @@ const VERBS: &[Verb] = &[
         let memory =
             ExternalMemory { device: st.gpu.device(), address: st.lent.address(), bytes: st.lent.len() };
         // SAFETY: the range is an allocation's that outlives the array, and nothing else uses it.
-        unsafe { DeviceArray::<u32, _>::from_external(memory, LEN, &st.p, ()) }.map(drop).map_err(|((), e)| e)
+        unsafe { DeviceArray::<u32, _>::from_external(memory, LEN, (), &st.p) }.map(drop).map_err(|((), e)| e)
     }),
 ];
 

@@ -5,7 +5,7 @@
 use crate::rig::{late, on};
 use millpond::driver::{Fences, StreamOptions};
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Trim};
+use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Reuse, Trim};
 use millpond_sim::{Call, Gate, Launch, Schedule, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -63,7 +63,7 @@ fn streams_that_stay_behind_hide_no_others() {
 
 /// A deterministic allocator asks nothing; an allocator beside it that asks, or did once, changes no bound.
 #[test]
-fn a_deterministic_allocator_beside_one_that_asks() {
+fn a_deterministic_allocator_beside_one_that_queries() {
     for stays in [true, false] {
         let sim = quick(GIB);
         let other = Allocator::new(sim.clone(), Config::default()).unwrap();
@@ -90,7 +90,7 @@ fn the_end_of_an_independent_stream_is_not_waited_for() {
 
 /// An event that a capture took fails each query, while the stream goes on behind it.
 #[test]
-fn an_event_that_cannot_be_asked_stops_nothing() {
+fn an_event_that_cannot_be_queried_stops_nothing() {
     for lags in [true, false] {
         let sim = quick(GIB);
         let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
@@ -161,9 +161,9 @@ fn a_request_behind_a_close_that_panicked_is_served() {
     drop(x);
     sim.panic_behind(Call::EventRecord, 1);
     panics(|| drop(gpu.trim(Trim::All)));
-    let (done, told) = mpsc::channel();
-    std::thread::spawn(move || done.send(gpu.alloc(2 * MIB, &stays).map(|x| x.len())));
-    assert_eq!(told.recv_timeout(Duration::from_mins(1)).expect("it returns").unwrap(), 2 * MIB);
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || sender.send(gpu.alloc(2 * MIB, &stays).map(|x| x.len())));
+    assert_eq!(receiver.recv_timeout(Duration::from_mins(1)).expect("it returns").unwrap(), 2 * MIB);
 }
 
 /// Memory that a request had in transit when the driver panicked is there for the next one.
@@ -214,7 +214,7 @@ fn a_panic_loses_no_memory() {
     ];
     for (what, disturb) in disturb {
         let sim = late();
-        let gpu = on(&sim, Config::default().limit(Limit::Bytes(20 * MIB)));
+        let gpu = on(&sim, Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(20 * MIB)));
         disturb(&sim, &gpu);
         gpu.synchronize().unwrap();
         gpu.check();
@@ -264,7 +264,10 @@ fn a_capture_elsewhere_refuses_no_request() {
 #[test]
 fn memory_of_a_capturing_stream_hides_no_other() {
     let sim = late();
-    let gpu = on(&sim, Config::default().growth(Growth::Exact).limit(Limit::Bytes(40 * MIB)));
+    let gpu = on(
+        &sim,
+        Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(40 * MIB)),
+    );
     let theirs = sim.create_stream(StreamOptions::default()).unwrap();
     let adopted = gpu.adopt(theirs.clone()).unwrap();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());

@@ -23,10 +23,10 @@ fn fails(sim: &Sim, calls: &[Call]) {
 }
 
 /// A stream that no allocator holds writes a block, which is then freed with unknown users.
-fn used_by_nobody_knows_whom(sim: &Sim, gpu: &Allocator<Sim>, s: &Stream<Sim>, stranger: &SimStream) {
+fn used_by_an_unknown_stream(sim: &Sim, gpu: &Allocator<Sim>, s: &Stream<Sim>, unknown_stream: &SimStream) {
     let x = gpu.alloc(MIB, s).unwrap();
     let work = Launch::new("theirs").writes(x.address(), x.len()).tag(x.id().unwrap());
-    sim.launch(stranger, work).unwrap();
+    sim.launch(unknown_stream, work).unwrap();
     x.free_unknown();
 }
 
@@ -65,10 +65,10 @@ fn an_end_that_can_pin_no_page_waits_for_the_device() {
     let sim = late().waiting_frees(false);
     sim.expect_captures();
     let gpu = on(&sim, small());
-    let (s, stranger) = (gpu.stream().unwrap(), sim.stream().unwrap());
-    used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
+    let (s, unknown_stream) = (gpu.stream().unwrap(), sim.stream().unwrap());
+    used_by_an_unknown_stream(&sim, &gpu, &s, &unknown_stream);
     sim.fail(Call::MemHostAlloc, 1, DriverErrorKind::OutOfMemory);
-    drop((s, gpu, stranger));
+    drop((s, gpu, unknown_stream));
     all_back(&sim);
 }
 
@@ -96,7 +96,7 @@ fn an_end_that_cannot_wait_keeps_what_may_be_used() {
 /// What a dropped array in external memory waits for, and what cannot be marked, is over at an allocator's end: its owner was forgotten, though the
 /// end waits for all of it.
 #[test]
-fn an_end_drops_the_owner_of_external_memory_that_nobody_can_mark() {
+fn an_end_drops_the_owner_of_external_memory_that_cannot_be_marked() {
     struct Owner {
         _memory: millpond::driver::OwnedRange<Sim>,
         dropped: Arc<AtomicU32>,
@@ -114,9 +114,9 @@ fn an_end_drops_the_owner_of_external_memory_that_nobody_can_mark() {
         let (memory, dropped) = (sim.allocate(4 * KIB).unwrap(), Arc::new(AtomicU32::new(0)));
         let range = ExternalMemory { address: memory.addr(), bytes: 4 * KIB, device: DeviceId(0) };
         let owner = Owner { _memory: memory, dropped: Arc::clone(&dropped) };
-        #[allow(unsafe_code, reason = "the range lives as long as its owner, and nobody else uses it")]
+        #[allow(unsafe_code, reason = "the range lives as long as its owner, and no other code uses it")]
         // SAFETY: as said.
-        let made = unsafe { DeviceArray::<u32, _>::from_external(range, 1024, &home, owner) };
+        let made = unsafe { DeviceArray::<u32, _>::from_external(range, 1024, owner, &home) };
         let x = made.map_err(|(_, e)| e).unwrap();
         x.record_use(&user).unwrap();
         sim.launch(&native, Launch::new("theirs").writes(range.address, 4 * KIB)).unwrap();
@@ -175,15 +175,15 @@ fn a_wait_beside_captures_ends_none_whatever_is_due() {
     ] {
         let sim = late();
         let gpu = on(&sim, small());
-        let (kept, stranger) = (due(&sim, &gpu), sim.stream().unwrap());
-        sim.begin_capture(&stranger).unwrap();
+        let (kept, unknown_stream) = (due(&sim, &gpu), sim.stream().unwrap());
+        sim.begin_capture(&unknown_stream).unwrap();
         gpu.synchronize_beside_captures().unwrap();
-        let end = sim.end_capture(&stranger);
+        let end = sim.end_capture(&unknown_stream);
         assert!(end.is_ok(), "{what}: {end:?}");
         sim.clear_faults();
         assert_eq!(gpu.report().total.held_back, 0, "{what}");
         assert_eq!(gpu.trim(Trim::All).unwrap().bytes, gpu.report().reserved_peak, "{what}: all is over");
-        drop((kept, stranger));
+        drop((kept, unknown_stream));
         all_clean(&sim, gpu);
     }
 }
@@ -219,41 +219,41 @@ fn a_wait_beside_captures_does_without_a_marker() {
 /// Where the driver has no context-wide events, a wait for what was freed with unknown users is one for the device: not while a stream captures
 /// that can be asked.
 #[test]
-fn a_wait_in_place_of_a_context_wide_event_asks_who_captures() {
+fn a_wait_in_place_of_a_context_wide_event_queries_captures() {
     let sim = late().waiting_frees(false);
     let gpu = on(&sim, small());
-    let (native, s, stranger) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
+    let (native, s, unknown_stream) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
     let adopted = gpu.adopt(native.clone()).unwrap();
     for nth in 1..8 {
         sim.fail(Call::CtxRecordEvent, nth, DriverErrorKind::NotSupported);
     }
-    used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
+    used_by_an_unknown_stream(&sim, &gpu, &s, &unknown_stream);
     sim.begin_capture(&native).unwrap();
     drop((s, adopted, gpu));
     sim.end_capture(&native).expect("it lives");
     sim.clear_faults();
-    drop((native, stranger));
+    drop((native, unknown_stream));
     all_back(&sim);
 }
 
 /// What an end waits for with all else is over for every allocator of the device, on streams that no call may mark too. Such a stream's timeline stayed
-/// behind it until somebody synchronised: the end's wait did not count what was freed on it as covered.
+/// behind it until the program synchronised: the end's wait did not count what was freed on it as covered.
 #[test]
-fn an_end_that_waits_for_all_covers_what_nobody_may_mark() {
+fn an_end_that_waits_for_all_covers_what_must_not_be_marked() {
     let sim = late();
     sim.expect_captures();
     let (gpu, stays) = (on(&sim, small()), on(&sim, small()));
-    let (native, s, stranger) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
+    let (native, s, unknown_stream) = (sim.stream().unwrap(), gpu.stream().unwrap(), sim.stream().unwrap());
     let unmanaged = stays.adopt(sim.unmanaged_stream(&native)).unwrap();
     let x = stays.alloc(MIB, &unmanaged).unwrap();
     let work = Launch::new("theirs").writes(x.address(), x.len()).tag(x.id().unwrap());
     sim.launch(&native, work).unwrap();
     drop(x);
-    used_by_nobody_knows_whom(&sim, &gpu, &s, &stranger);
+    used_by_an_unknown_stream(&sim, &gpu, &s, &unknown_stream);
     drop((s, gpu));
     drop(unmanaged);
     let given = stays.trim(Trim::All).unwrap().bytes;
     assert_eq!((given, stays.bookkeeping().timelines), (MIB, 1), "the context's is left");
-    drop((native, stranger));
+    drop((native, unknown_stream));
     all_clean(&sim, stays);
 }

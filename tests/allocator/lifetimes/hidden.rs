@@ -7,7 +7,11 @@ use std::time::Duration;
 
 /// The host waits for nothing, and every block is a segment.
 fn at(bytes: u64) -> Config {
-    Config::default().limit(Limit::Bytes(bytes)).growth(Growth::Exact).bounded_wait(Duration::ZERO)
+    Config::default()
+        .reuse(Reuse::WithWaits)
+        .limit(Limit::Bytes(bytes))
+        .growth(Growth::Exact)
+        .bounded_wait(Duration::ZERO)
 }
 
 /// Of two ranges in flight the one that a capturing stream used cannot be waited for, and the other one can.

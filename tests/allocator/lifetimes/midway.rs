@@ -102,7 +102,7 @@ fn a_free_on_a_stream_is_behind_it() {
 
 /// Bytes with unknown users become free, though the driver panics in due maintenance before, or in the marker after; pinned ones too.
 #[test]
-fn a_free_by_nobody_knows_whom_is_one() {
+fn a_free_by_unknown_streams_is_one() {
     for call in [Call::EventRecord, Call::CtxRecordEvent] {
         let sim = late();
         let gpu = on(&sim, Config::default().pinned_limit(64 * MIB));
@@ -188,7 +188,7 @@ fn an_owner_outlives_the_work_before_though_another_ones_drop_panics() {
     // SAFETY: the ranges live as long as their owners.
     #[allow(unsafe_code, reason = "memory of others")]
     let bring_in = |address, owner: Box<dyn Send>| unsafe {
-        DeviceArray::<u8, Sim>::from_external(memory(address), 4096, &s, owner).map_err(|(_, e)| e).unwrap()
+        DeviceArray::<u8, Sim>::from_external(memory(address), 4096, owner, &s).map_err(|(_, e)| e).unwrap()
     };
     let t = gpu.stream().unwrap();
     let x = bring_in(one, Box::new(Panics));
@@ -217,7 +217,7 @@ fn a_use_of_memory_of_others_is_recorded() {
     let owner = Arc::new(());
     // SAFETY: the range lives until the end of the test.
     #[allow(unsafe_code, reason = "memory of others")]
-    let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 4096, &s, Arc::clone(&owner)) };
+    let made = unsafe { DeviceArray::<u8, Sim>::from_external(memory, 4096, Arc::clone(&owner), &s) };
     let x = made.map_err(|(_, e)| e).unwrap();
     // The last of a stream is an allocation, whose drop makes no driver call: a later call closes it.
     let other = gpu.stream().unwrap();
@@ -315,7 +315,7 @@ impl Owned {
         self.kept.borrow_mut().push(range);
         // SAFETY: the range lives until the end of the test.
         #[allow(unsafe_code, reason = "memory of others")]
-        let made = unsafe { DeviceArray::from_external(memory, 4096, &self.home, owner) };
+        let made = unsafe { DeviceArray::from_external(memory, 4096, owner, &self.home) };
         made.map_err(|(_, e)| e).unwrap()
     }
     /// One that is over and not yet known to be: the next call that queries drops its owner.

@@ -159,6 +159,8 @@ fn reuse_across_streams_is_a_choice() {
         (Reuse::Never, true, 2),
         (Reuse::Ordered, true, 1),
         (Reuse::Ordered, false, 2),
+        (Reuse::KnownWaits, true, 1),
+        (Reuse::KnownWaits, false, 2),
         (Reuse::WithWaits, true, 1),
         // Growing comes before a wait unless footprint is the policy.
         (Reuse::WithWaits, false, 2),
@@ -185,7 +187,7 @@ fn reuse_across_streams_is_a_choice() {
 fn policies_grow_or_wait() {
     for (policy, growths, waits) in [(Policy::Latency, 2, 0), (Policy::Footprint, 1, 1)] {
         let sim = late();
-        let gpu = on(&sim, Config::default().policy(policy));
+        let gpu = on(&sim, Config::default().policy(policy).reuse(Reuse::WithWaits));
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let x = gpu.alloc(64 * MIB, &a).unwrap();
         write(&sim, &x, &a);

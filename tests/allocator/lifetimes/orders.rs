@@ -2,7 +2,7 @@
 
 use crate::rig::{all_back, all_clean, check, check_all, late, on, write, write_all};
 use millpond::units::MIB;
-use millpond::{Allocation, Allocator, Config, Limit, Trim};
+use millpond::{Allocation, Allocator, Config, Limit, Reuse, Trim};
 use millpond_sim::Sim;
 use std::any::Any;
 
@@ -137,7 +137,7 @@ fn d05_a_fresh_stream_per_epoch_stays_flat() {
 #[test]
 fn d05_fresh_streams_with_pending_work_take_over_behind_waits() {
     let sim = late();
-    let gpu = on(&sim, Config::default().limit(Limit::Bytes(160 * MIB)));
+    let gpu = on(&sim, Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(160 * MIB)));
     for _ in 0..40 {
         let s = gpu.stream().unwrap();
         let blocks: Vec<_> = (0..8).map(|_| gpu.alloc(16 * MIB, &s).unwrap()).collect();

@@ -248,9 +248,9 @@ fn a_pinned_request_above_the_limit_waits_for_nothing() {
 fn a_marker_that_finds_no_memory_is_out_of_memory() {
     let sim = late();
     let asked = Arc::new(Mutex::new(0));
-    let told = Arc::clone(&asked);
+    let counter = Arc::clone(&asked);
     let config = Config::default().pinned_limit(64 * MIB).on_out_of_memory(move |_| {
-        *told.lock().unwrap() += 1;
+        *counter.lock().unwrap() += 1;
         false
     });
     let gpu = on(&sim, config);

@@ -30,7 +30,7 @@ fn every_count_has_a_name_of_its_own() {
 
 /// A thousand ranges used elsewhere are freed, and nothing misses meanwhile: the frees find out that the older ones are over.
 #[test]
-fn frees_drain_what_is_over_though_nobody_misses() {
+fn frees_drain_what_is_over_without_a_miss() {
     let sim = Sim::new(GIB);
     let gpu = on(&sim, Config::default());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -54,7 +54,7 @@ fn frees_drain_what_is_over_though_nobody_misses() {
 }
 
 #[test]
-fn default_streams_are_told_by_name() {
+fn default_streams_are_printed_by_name() {
     let sim = Sim::new(GIB);
     let gpu = on(&sim, Config::default());
     let (d, p) = (gpu.adopt(sim.legacy_stream()).unwrap(), gpu.adopt(sim.per_thread_stream()).unwrap());
@@ -114,7 +114,7 @@ fn a_panic_that_drops_the_last_allocation_loses_nothing() {
 
 /// A deterministic allocator waits for older closed streams when a new one is made; not if it may not wait at all.
 #[test]
-fn who_may_not_wait_does_not_wait_for_closed_streams() {
+fn a_call_that_must_not_wait_does_not_wait_for_closed_streams() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let config = Config::default().deterministic(true).growth(Growth::Exact);
     for (wait, waits) in [(Duration::ZERO, false), (Duration::from_secs(2), true)] {
@@ -179,7 +179,7 @@ fn a_synchronise_that_fails_proves_nothing() {
 
 /// A miss of a pool whose ranges wait for many streams asks about some of them, and the next ones about others.
 #[test]
-fn a_request_asks_about_few_of_many_streams() {
+fn a_request_queries_few_of_many_streams() {
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let gpu = on(&sim, Config::default().growth(Growth::Exact));
     let s = gpu.stream().unwrap();

@@ -2,11 +2,11 @@
 
 use crate::rig::{all_clean, check, late, on, write};
 use millpond::units::MIB;
-use millpond::{Config, Error, Limit, Policy};
+use millpond::{Config, Error, Limit, Policy, Reuse};
 
 /// One block's worth of memory: the next owner of the bytes has to come after their last user.
 fn tight() -> Config {
-    Config::default().limit(Limit::Bytes(64 * MIB))
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
 /// Freed on another stream: the bytes come back behind what that stream holds.
@@ -242,7 +242,7 @@ fn uses_on_streams_that_are_gone() {
         }
     }
     let kept = sim.ledger().streams;
-    assert!(kept <= 4, "{kept} streams: those that nobody has any more are marked, and go before the block");
+    assert!(kept <= 4, "{kept} streams: those without references are marked, and go before the block");
     drop(x);
     let y = gpu.alloc(64 * MIB, &home).unwrap();
     write(&sim, &y, &home);

@@ -245,7 +245,7 @@ impl Program {
         prop_assert_eq!((refused.rounded, refused.needed), (rounded(bytes), rounded(bytes) + align - 512));
         let fits = Self::judge(&refused, seen)?;
         let advice = refused.advice();
-        prop_assert!(!advice.contains("does not serve this request"), "nobody else is there: {refused}");
+        prop_assert!(!advice.contains("does not serve this request"), "there is no other stream: {refused}");
         // Of most of them before the trims below, which change what there is.
         self.refusals += 1;
         if !self.refusals.is_multiple_of(4) {

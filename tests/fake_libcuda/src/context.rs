@@ -1,12 +1,12 @@
 //! Primary contexts, and which one is current on a thread.
 //!
-//! A device has a primary context, which is alive while it is retained, and those that programs make beside it. Each thread has a stack of contexts, the last one is
-//! current, and every call that works on a context needs one: a call on a fresh thread fails, also where the real driver
-//! could have guessed the context from a stream, so that a program that forgets to bind one is found out. This file does
+//! A device has a primary context, which is alive while it is retained, and those that programs create besides it. Each thread has a stack of
+//! contexts. The last one is current, and every call that works on a context needs one: a call on a fresh thread fails, even where the
+//! real driver could infer the context from a stream, so that a program that forgets to bind one fails. This file does
 //! not know what is done in a context.
 
 use crate::device::number;
-use crate::door::{Fail, INVALID_CONTEXT, INVALID_DEVICE};
+use crate::entry::{Fail, INVALID_CONTEXT, INVALID_DEVICE};
 use crate::pool;
 use crate::raw::Out;
 use crate::spin;
@@ -15,7 +15,7 @@ use millpond::driver::Fences;
 use std::ffi::{c_int, c_uint};
 
 driver_calls! {
-    /// Retains a device's primary context and answers its value; it does not become current.
+    /// Retains a device's primary context and returns its handle; it does not become current.
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, ordinal: c_int) {
         let index = usize::try_from(ordinal).unwrap_or(usize::MAX);
         let mut state = state();
@@ -26,7 +26,7 @@ driver_calls! {
         *count += 1;
         Ok(())
     }
-    /// Releases a device's primary context once. What programs left in it stays on the list of leaks.
+    /// Releases a device's primary context once. What programs have left in it stays in the list of leaks.
     fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) {
         let mut state = state();
         let count = usize::try_from(ordinal).ok().and_then(|d| state.retained.get_mut(d));
@@ -46,8 +46,8 @@ driver_calls! {
         flags.put(0)?;
         active.put(c_int::from(count > 0))
     }
-    /// Makes a context beside the primary one, current until it is popped. It shares the device with the others: memory and work are of
-    /// the device here, and nothing but a stream knows its context.
+    /// Creates a context besides the primary one, current until it is popped. It shares the device with the others: memory and work belong to
+    /// the device here, and only a stream knows its context.
     fn cuCtxCreate_v4(context: Out<u64>, parameters: u64, flags: c_uint, ordinal: c_int) {
         let _ = (parameters, flags);
         let mut state = state();
@@ -59,7 +59,7 @@ driver_calls! {
         contexts(|c| c.push(made));
         context.put(made)
     }
-    /// Destroys a context that [`cuCtxCreate_v4`] made. It is no longer current on this thread.
+    /// Destroys a context that [`cuCtxCreate_v4`] created. It is no longer current on this thread.
     fn cuCtxDestroy_v2(context: u64) {
         state().made_contexts.remove(context)?;
         contexts(|c| {
@@ -73,7 +73,7 @@ driver_calls! {
     fn cuCtxGetCurrent(context: Out<u64>) {
         context.put(contexts(|c| c.current()).unwrap_or(0))
     }
-    /// Makes a context current in the place of the one that is; null leaves none.
+    /// Replaces the current context; null leaves none.
     fn cuCtxSetCurrent(context: u64) {
         if context != 0 {
             state().device_of(context)?;
@@ -92,7 +92,7 @@ driver_calls! {
         contexts(|c| c.push(context));
         Ok(())
     }
-    /// Takes the current context away and answers it.
+    /// Pops the current context and returns it.
     fn cuCtxPopCurrent_v2(context: Out<u64>) {
         let popped = contexts(Pushed::pop).ok_or_else(|| Fail::new(INVALID_CONTEXT, "no context is current on this thread"))?;
         context.put_if_wanted(popped);
@@ -102,17 +102,17 @@ driver_calls! {
     fn cuCtxGetDevice(device: Out<c_int>) {
         device.put(number(here()?.1))
     }
-    /// The current context's flags: none.
+    /// The current context's flags, of which none is set.
     fn cuCtxGetFlags(flags: Out<c_uint>) {
         here()?;
         flags.put(0)
     }
-    /// Accepts flags and changes nothing: how the host waits is not modelled.
+    /// Accepts flags without effect: how the host waits is not modelled.
     fn cuCtxSetFlags(flags: c_uint) {
         let _ = flags;
         here().map(|_| ())
     }
-    /// A limit of the context: they are all 0, nothing here has one.
+    /// A limit of the context: always 0, because nothing is limited here.
     fn cuCtxGetLimit(value: Out<usize>, limit: c_uint) {
         let _ = limit;
         here()?;
@@ -125,12 +125,12 @@ driver_calls! {
         greatest.put_if_wanted(-5);
         Ok(())
     }
-    /// A number of a context, the same for its whole life.
+    /// The id of a context, the same for its whole life.
     fn cuCtxGetId(context: u64, id: Out<u64>) {
         let device = if context == 0 { here()?.1 } else { state().device_of(context)? };
         id.put(device as u64 + 1)
     }
-    /// Blocks until all work of the device is done, and returns idle memory of its pools as the driver does.
+    /// Blocks until all work of the device is complete, and gives back idle memory of its pools as the driver does.
     fn cuCtxSynchronize() {
         let (sim, device) = here()?;
         spin::blocking(|| sim.synchronize_device())?;

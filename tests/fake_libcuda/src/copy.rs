@@ -1,10 +1,10 @@
-//! Copies and fills, asynchronous and not.
+//! Copies and fills, asynchronous and synchronous.
 //!
 //! The calls without a stream work on the legacy default stream and return when the copy is done; a fill returns at once
-//! either way. Addresses above 2^48 are the simulated devices', all others the process's. This file does not know order:
-//! it puts operations on streams.
+//! either way. Addresses above 2^48 belong to the simulated devices, all others to the process. This file does not know order:
+//! it queues operations on streams.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use crate::spin;
 use crate::state::{here, stream};
 use millpond::driver::{Copies, Fences};
@@ -15,12 +15,12 @@ use std::ffi::{c_uchar, c_uint, c_ushort};
 /// Where the addresses of simulated devices begin.
 const DEVICE: u64 = 1 << 48;
 
-/// Null is no address of a device's, whatever the order: refused at once, as by a driver that looks the address up.
+/// Refuses a null address at once, as a driver does that looks the address up.
 fn no_null(addr: u64, bytes: usize) -> Outcome {
     if addr == 0 && bytes > 0 { Err(Fail::invalid("a null address in device memory")) } else { Ok(()) }
 }
 
-/// Into pageable memory a copy returns when it is done, and would fail at a spin kernel: that is waited for first.
+/// A copy into pageable memory returns when it is complete, and would fail during a spin kernel: so this waits for spin kernels first.
 fn wait_for_spins(sim: &Sim, stream: &SimStream) -> Outcome {
     if spin::any() && !sim.is_capturing(stream)? {
         spin::blocking(|| sim.synchronize_stream(stream))?;
@@ -56,7 +56,7 @@ fn fill(dst: u64, value: u8, bytes: usize, sim: &Sim, stream: &SimStream) -> Out
     Ok(unsafe { sim.fill(Addr(dst), value, bytes as u64, stream) }?)
 }
 
-/// A fill with a wider element, `width` bytes long.
+/// A fill with an element of `width` bytes.
 fn fill_wide(dst: u64, word: u64, width: u64, count: usize, sim: &Sim, stream: &SimStream) -> Outcome {
     if !dst.is_multiple_of(width) {
         return Err(Fail::invalid(format!("{dst:#x} is no multiple of {width}")));
@@ -70,7 +70,7 @@ fn fill_wide(dst: u64, word: u64, width: u64, count: usize, sim: &Sim, stream: &
     crate::kernel::queue(sim, stream, Launch::write_pattern(Addr(dst), bytes, word))
 }
 
-/// A copy between any two places.
+/// A copy between any two addresses.
 fn any(dst: u64, src: u64, bytes: usize, sim: &Sim, stream: &SimStream) -> Outcome {
     match (dst >= DEVICE, src >= DEVICE) {
         (true, false) => h2d(dst, src, bytes, sim, stream),
@@ -99,7 +99,7 @@ driver_calls! {
         let (sim, _, on) = stream(on)?;
         d2h(dst, src, bytes, &sim, &on)
     }
-    /// Inside devices, on a stream.
+    /// Device to device, on a stream.
     fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, bytes: usize, on: u64) {
         let (sim, _, on) = stream(on)?;
         d2d(dst, src, bytes, &sim, &on)
@@ -116,20 +116,20 @@ driver_calls! {
         crate::state::state().device_of(from)?;
         d2d(dst, src, bytes, &sim, &on)
     }
-    /// Host to device; returns when it is done.
+    /// Host to device; returns when it is complete.
     fn cuMemcpyHtoD_v2(dst: u64, src: u64, bytes: usize) {
         synchronous(|sim, on| h2d(dst, src, bytes, sim, on))
     }
-    /// Device to host; returns when it is done.
+    /// Device to host; returns when it is complete.
     fn cuMemcpyDtoH_v2(dst: u64, src: u64, bytes: usize) {
         synchronous(|sim, on| d2h(dst, src, bytes, sim, on))
     }
-    /// Inside devices, on the legacy default stream; the host does not wait.
+    /// Device to device, on the legacy default stream; the host does not wait.
     fn cuMemcpyDtoD_v2(dst: u64, src: u64, bytes: usize) {
         let (sim, _) = here()?;
         d2d(dst, src, bytes, &sim, &sim.legacy_stream())
     }
-    /// Between any two addresses; returns when it is done.
+    /// Between any two addresses; returns when it is complete.
     fn cuMemcpy(dst: u64, src: u64, bytes: usize) {
         synchronous(|sim, on| any(dst, src, bytes, sim, on))
     }

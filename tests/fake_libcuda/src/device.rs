@@ -1,15 +1,15 @@
-//! Initialising, and what devices are.
+//! Initialisation, and the properties of devices.
 //!
-//! The stand-in says that it is a recent data-centre card, with the numbers that programs ask for before they decide
-//! anything. It does not know contexts.
+//! The stand-in describes itself as a recent data-centre card, with the attributes that programs usually query first.
+//! This file does not know contexts.
 
-use crate::door::{Fail, INVALID_DEVICE, NO_DEVICE, Outcome};
+use crate::entry::{Fail, INVALID_DEVICE, NO_DEVICE, Outcome};
 use crate::raw::Out;
 use crate::state::state;
 use millpond_sim::Sim;
 use std::ffi::{c_char, c_int, c_uint};
 
-/// What is answered for an attribute; everything else is 0.
+/// The values of attributes; all others are 0.
 const ATTRIBUTES: &[(u32, c_int)] = &[
     (1, 1024), // threads per block
     (2, 1024), // block dimensions
@@ -36,13 +36,15 @@ const ATTRIBUTES: &[(u32, c_int)] = &[
     (76, 0),
     (78, 1),  // stream priorities
     (102, 1), // virtual memory
+    (103, 1), // as file descriptors
+    (110, 1), // which network cards may use
     (115, 1), // memory pools
 ];
 
 /// The name of every device.
 const NAME: &str = "millpond stand-in";
 
-/// A count or an ordinal as C has it.
+/// A count or an ordinal as a C integer.
 pub(crate) fn number(n: usize) -> c_int {
     c_int::try_from(n).unwrap_or(c_int::MAX)
 }
@@ -56,7 +58,7 @@ fn device(ordinal: c_int) -> Outcome<(Sim, usize)> {
 }
 
 driver_calls! {
-    /// Initialises the driver; every other call comes after it.
+    /// Initialises the driver, before any other call.
     fn cuInit(flags: c_uint) {
         let mut state = state();
         if flags != 0 {
@@ -68,7 +70,7 @@ driver_calls! {
         state.initialised = true;
         Ok(())
     }
-    /// The version of CUDA that the driver can serve: 1000 times the major number plus 10 times the minor.
+    /// The version of CUDA that the driver supports: 1000 times the major number plus 10 times the minor.
     fn cuDriverGetVersion(version: Out<c_int>) {
         version.put(state().version.cast_signed())
     }
@@ -105,12 +107,12 @@ driver_calls! {
         let (sim, _) = device(ordinal)?;
         bytes.put(millpond::driver::Memory::memory_info(&sim)?.total as usize)
     }
-    /// A number that describes a device.
+    /// An attribute of a device.
     fn cuDeviceGetAttribute(value: Out<c_int>, attribute: c_uint, ordinal: c_int) {
         device(ordinal)?;
-        let told = state().attributes.get(&attribute).copied();
+        let set = state().attributes.get(&attribute).copied();
         let usual = || ATTRIBUTES.iter().find(|a| a.0 == attribute).map_or(0, |a| a.1);
-        value.put(told.unwrap_or_else(usual))
+        value.put(set.unwrap_or_else(usual))
     }
     /// Whether one device can reach another's memory: always.
     fn cuDeviceCanAccessPeer(can: Out<c_int>, ordinal: c_int, peer: c_int) {

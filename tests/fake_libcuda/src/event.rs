@@ -1,12 +1,12 @@
 //! Events.
 //!
-//! A query does not make the device run, but a device runs by itself: after [`State::patience`] answers "not ready" in a
-//! row, what was asked about is done, so that a program that polls gets on. This file does not know time: elapsed times
-//! are 0.
+//! A query does not make the device run, but a device runs by itself: after [`State::patience`] results "not ready" in a
+//! row, the queried work is complete, so that a program that polls makes progress. This file does not know time: elapsed
+//! times are 0.
 //!
 //! [`State::patience`]: crate::state::State
 
-use crate::door::{Fail, INVALID_HANDLE, NOT_READY, Outcome, UNKNOWN};
+use crate::entry::{Fail, INVALID_HANDLE, NOT_READY, Outcome, UNKNOWN};
 use crate::raw::Out;
 use crate::spin;
 use crate::state::{Event, here, state, stream};
@@ -16,7 +16,7 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whether an answer "not ready" was planted.
+/// Whether a "not ready" was planted for this query.
 fn planted() -> bool {
     let left = &mut state().faults.not_ready;
     let yes = *left > 0;
@@ -41,8 +41,8 @@ fn query(value: u64) -> Outcome<bool> {
     Ok(ready)
 }
 
-/// A query of all work of a stream, captured by an event of ours.
-pub(crate) fn ask_stream(sim: &Sim, device: usize, value: u64, probe: &SimEvent) -> Outcome<bool> {
+/// A query of all work of a stream, by an event of ours that was recorded there.
+pub(crate) fn query_stream(sim: &Sim, device: usize, value: u64, probe: &SimEvent) -> Outcome<bool> {
     if planted() {
         return Ok(false);
     }
@@ -85,14 +85,14 @@ driver_calls! {
         }
         event.put(create()?)
     }
-    /// Destroys an event; what streams wait for by it stays so.
+    /// Destroys an event; streams that wait for it still wait.
     fn cuEventDestroy_v2(event: u64) {
         here()?;
         let gone = state().events.remove(event)?;
         drop(gone);
         Ok(())
     }
-    /// Records what is on a stream so far.
+    /// Records an event after the work that is on a stream so far.
     fn cuEventRecord(event: u64, on: u64) {
         record(event, on)
     }
@@ -103,7 +103,7 @@ driver_calls! {
         }
         record(event, on)
     }
-    /// Records what is on all streams of a context so far, those destroyed included.
+    /// Records an event after the work that is on all streams of a context so far, destroyed ones included.
     fn cuCtxRecordEvent(context: u64, event: u64) {
         let sim = {
             let state = state();
@@ -117,16 +117,16 @@ driver_calls! {
         let native = state().events.get(event)?.sim.clone();
         Ok(sim.record_context(&native)?)
     }
-    /// Makes all streams of a context wait for what an event captured: not modelled.
+    /// Makes all streams of a context wait for an event: not modelled.
     fn cuCtxWaitEvent(context: u64, event: u64) {
         let _ = (context, event);
         Err(Fail::unsupported("a wait of a whole context is not modelled"))
     }
-    /// Whether what an event captured is done. Asked often enough, the device gets on with it.
+    /// Whether the work before an event is complete. After enough queries the device completes it.
     fn cuEventQuery(event: u64) {
         if query(event)? { Ok(()) } else { Err(Fail::new(NOT_READY, "work is pending")) }
     }
-    /// Blocks until what an event captured is done.
+    /// Blocks until the work before an event is complete.
     fn cuEventSynchronize(event: u64) {
         here()?;
         let event = state().events.get(event)?.clone();
@@ -136,7 +136,7 @@ driver_calls! {
         }
         Err(Fail::new(UNKNOWN, "would wait for ever: nothing can make the event complete"))
     }
-    /// The time between two events: 0 once both are done.
+    /// The time between two events: 0 once both are complete.
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
         if query(start)? && query(end)? { milliseconds.put(0.0) } else { Err(Fail::new(NOT_READY, "work is pending")) }
     }

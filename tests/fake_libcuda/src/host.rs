@@ -1,9 +1,9 @@
-//! Pinned host memory. Memory of the program's own cannot be registered here: the call is missing.
+//! Pinned host memory. A program cannot register its own memory here: the call is missing.
 //!
 //! Unpinning waits for the whole device, as the driver does. Pinned memory is at the same address for the device as for
 //! the CPU. This file does not know copies.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use crate::memory::{rounded, whole};
 use crate::raw::Out;
 use crate::spin;
@@ -31,15 +31,15 @@ fn unpin(sim: &Sim, addr: u64, bytes: u64) -> Result<(), DriverError> {
             "a null pointer is not pinned",
         )
     })?;
-    // SAFETY: the range came whole from `pin_raw`, by the table of ranges; no reference of ours is left, and for the
-    // program's own the driver's contract answers.
+    // SAFETY: by the table of ranges, this is a whole range of `pin_raw`; no reference of ours is left, and by the
+    // driver's contract none of the program's is used.
     unsafe { sim.unpin_raw(ptr, bytes) }
 }
 
-/// Frees the pinned memory that programs left: what they had is forgotten, and it is memory of this process.
+/// Frees the pinned memory that programs have left: it is memory of this process, and nothing refers to it any more.
 pub(crate) fn forget(old: &State) {
     for (&addr, range) in old.ranges.iter().filter(|(_, r)| matches!(r.kind, Kind::Pinned { .. })) {
-        // A spin kernel that was never opened stands in its way: then it stays.
+        // This fails while a spin kernel runs that was never ended: then the memory stays.
         let _ = unpin(&old.sims[range.device], addr, range.bytes);
     }
 }
@@ -70,11 +70,11 @@ driver_calls! {
         here()?;
         let range = state().range_at(address, "pinned allocation", |k| matches!(k, Kind::Pinned { .. }))?;
         let owner = state().sims[range.device].clone();
-        // Cells of spin kernels may lie in it: they end before it leaves the table.
+        // The memory may contain cells of spin kernels: these end before the range leaves the table.
         spin::blocking(|| owner.drain())?;
         give_back(address, range, || spin::blocking(|| unpin(&owner, address, range.bytes)))
     }
-    /// Where the device finds pinned memory: where the CPU does.
+    /// The device's address of pinned memory, which is the CPU's.
     fn cuMemHostGetDevicePointer_v2(device: Out<u64>, host: u64, flags: c_uint) {
         here()?;
         if flags != 0 || !is_pinned(host) {
@@ -82,7 +82,7 @@ driver_calls! {
         }
         device.put(host)
     }
-    /// The flags that pinned memory was made with.
+    /// The flags with which pinned memory was allocated.
     fn cuMemHostGetFlags(flags: Out<c_uint>, host: u64) {
         match state().range_around(host).map(|(_, r)| r.kind) {
             Some(Kind::Pinned { flags: f }) => flags.put(f),

@@ -1,17 +1,17 @@
-//! Modules and kernels: the references of millpond's own.
+//! Modules and kernels, with the references of millpond's own kernels.
 //!
-//! A module is PTX text, of which the names and the parameters' lengths are read. A kernel runs if it has a reference here:
+//! A module is PTX text, of which the kernels' names and the parameters' lengths are read. A kernel runs if it has a reference here:
 //!
 //! | kernel | parameters | does |
 //! |---|---|---|
 //! | `fill` | address, bytes, word | writes a repeating 8-byte word, the first of it at the address |
-//! | `check` | address, bytes, word, out, tag | counts what differs into the four 8-byte words at `out`, its own slot |
+//! | `check` | address, bytes, word, out, tag | counts words that differ, in its own slot, the four 8-byte words at `out` |
 //! | `spin` | cell, limit in nanoseconds | runs until the first of two 4-byte words at `cell`, in pinned memory, is not 0 |
 //!
-//! and what `references` finds in the library. Names may begin with `millpond_`. What a slot and a cell hold is said in the kernels' sources. A slot is written by its
-//! launch, for the oracle too: two launches that share one must be ordered. The shape of the grid is looked at for sums only.
+//! or if `references` finds one in the library. Names may begin with `millpond_`. The kernels' sources say what a slot and a cell hold. A launch writes
+//! its slot, for the oracle too: two launches that share one must be ordered. The shape of the grid matters for sums only.
 
-use crate::door::{Fail, NOT_FOUND, Outcome};
+use crate::entry::{Fail, NOT_FOUND, Outcome};
 use crate::ptx::{self, Entry};
 use crate::raw::{Array, Out, Text};
 use crate::references;
@@ -25,7 +25,7 @@ use std::ffi::{c_int, c_uint, c_void};
 #[derive(Debug)]
 pub(crate) struct Module {
     entries: Vec<Entry>,
-    /// The values of its functions that programs have asked for.
+    /// The handles of its functions that programs have requested.
     functions: Vec<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Module {
     }
 }
 
-/// The kernels that have a reference, and how many parameters they take.
+/// The kernels that have a reference here, and how many parameters they take.
 const REFERENCES: &[(&str, usize)] = &[("fill", 3), ("check", 5), ("spin", 2)];
 
 fn reference(name: &str) -> Option<(&'static str, usize)> {
@@ -51,22 +51,22 @@ fn load(image: Text) -> Outcome<u64> {
     Ok(state().modules.insert(Module { entries, functions: Vec::new() }))
 }
 
-/// Bytes looked at in one step: a multiple of 8.
+/// How many bytes are compared in one step: a multiple of 8.
 const PIECE: u64 = 1 << 20;
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
-    /// How many words differ, or bytes where words do not count.
+    /// How many words differ, or bytes where bytes are compared.
     bad: u64,
-    /// The lowest offset at which one does, in bytes.
+    /// The lowest offset of a difference, in bytes.
     lowest: u64,
-    /// What stood there.
+    /// The value there.
     seen: u64,
 }
 
-/// Compares a range with a repeating word, piece by piece. Words count, but in a range that is not aligned to them, and
-/// after the last whole one, bytes do.
+/// Compares a range with a repeating word, piece by piece. It compares words; in a range that is not aligned to words, and
+/// after the last whole one, it compares bytes.
 fn compare(addr: u64, bytes: u64, word: u64, mut read: impl FnMut(u64, &mut [u8])) -> Found {
     let mut found = Found { bad: 0, lowest: u64::MAX, seen: 0 };
     let mut differs = |offset: u64, seen: u64| {
@@ -101,8 +101,8 @@ fn compare(addr: u64, bytes: u64, word: u64, mut read: impl FnMut(u64, &mut [u8]
     found
 }
 
-/// Adds what was found to a slot, as the kernel's atomics do.
-fn tell(memory: &mut KernelMemory<'_>, out: u64, tag: u64, found: Found) {
+/// Adds a result to a slot, as the kernel's atomics do.
+fn add_to_slot(memory: &mut KernelMemory<'_>, out: u64, tag: u64, found: Found) {
     if found.bad == 0 {
         return;
     }
@@ -128,7 +128,7 @@ fn check(sim: &Sim, on: &SimStream, p: &[u64]) -> Outcome {
     let slot = Launch::new("check").reads(Addr(addr), bytes).reads(Addr(out), 32).writes(Addr(out), 32);
     let launch = slot.body(move |memory| {
         let found = compare(addr, bytes, word, |at, into| memory.read(Addr(at), into));
-        tell(memory, out, tag, found);
+        add_to_slot(memory, out, tag, found);
     });
     queue(sim, on, launch)
 }
@@ -144,24 +144,24 @@ fn spin(sim: &Sim, on: &SimStream, cell: u64, limit_nanos: u64) -> Outcome {
     Ok(())
 }
 
-/// The end of a range, which must be one.
+/// The end of a range, which must not be beyond 2^64.
 fn end_of(addr: u64, bytes: u64) -> Outcome<u64> {
     addr.checked_add(bytes)
         .ok_or_else(|| Fail::invalid(format!("{bytes} bytes at {addr:#x} end beyond 2^64")))
 }
 
-/// What runs a launch.
+/// The reference that runs a launch.
 enum Runs {
-    /// A reference of this file's.
+    /// A reference of this file.
     Here(&'static str),
-    /// A reference of the library's.
+    /// A reference of the library.
     Library(&'static millpond::kernel::Kernel),
 }
 
-/// Queues a kernel of the simulator's, wherever its memory is.
-#[allow(unsafe_code, reason = "a launch of C's: its caller vouches for the memory")]
+/// Queues a kernel of the simulated device, on memory of any device.
+#[allow(unsafe_code, reason = "a launch from C: its caller is responsible for the memory")]
 pub(crate) fn queue(sim: &Sim, on: &SimStream, launch: Launch) -> Outcome {
-    // SAFETY: as the driver's own: whoever launches vouches for what the kernel touches, and for how long.
+    // SAFETY: the program's contract with the driver: what the kernel touches stays allocated until the kernel is done.
     Ok(unsafe { sim.launch_anywhere(on, launch) }?)
 }
 
@@ -170,7 +170,7 @@ fn launch(function: u64, on: u64, blocks: u64, parameters: Array) -> Outcome {
         let state = state();
         let Some(&(module, index)) = state.functions.get(&function) else {
             return Err(Fail::new(
-                crate::door::INVALID_HANDLE,
+                crate::entry::INVALID_HANDLE,
                 format!("no function has the value {function:#x} now"),
             ));
         };
@@ -224,12 +224,12 @@ driver_calls! {
     fn cuModuleLoadData(module: Out<u64>, image: Text) {
         module.put(load(image)?)
     }
-    /// As `cuModuleLoadData`; options are not looked at.
+    /// As `cuModuleLoadData`; options are ignored.
     fn cuModuleLoadDataEx(module: Out<u64>, image: Text, count: c_uint, options: *mut c_uint, values: *mut *mut c_void) {
         let _ = (count, options, values);
         module.put(load(image)?)
     }
-    /// Unloads a module; its functions are gone.
+    /// Unloads a module and its functions.
     fn cuModuleUnload(module: u64) {
         let mut state = state();
         let gone = state.modules.remove(module)?;
@@ -254,26 +254,26 @@ driver_calls! {
         state.functions.insert(value, (module, index));
         function.put(value)
     }
-    /// Modules have no variables here.
+    /// Not found: modules have no variables here.
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: u64, name: Text) {
         let _ = (address, bytes);
         state().modules.get(module)?;
         Err(Fail::new(NOT_FOUND, format!("the module has no variable {:?}", name.get()?)))
     }
-    /// A number that describes a kernel: 1024 threads in a block, nothing else.
+    /// An attribute of a kernel: 1024 threads in a block, all others 0.
     fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: u64) {
         let _ = function;
         value.put(if attribute == 0 { 1024 } else { 0 })
     }
-    /// Accepts a setting of a kernel and changes nothing.
+    /// Accepts a setting of a kernel without effect.
     fn cuFuncSetAttribute(function: u64, attribute: c_uint, value: c_int) {
         let _ = (function, attribute, value);
         Ok(())
     }
-    /// Loads a kernel before its first launch: nothing to do.
+    /// Loads a kernel before its first launch, which needs no work here.
     fn cuFuncLoad(function: u64) {
         let state = state();
-        state.functions.get(&function).map(|_| ()).ok_or_else(|| Fail::new(crate::door::INVALID_HANDLE, "no such function"))
+        state.functions.get(&function).map(|_| ()).ok_or_else(|| Fail::new(crate::entry::INVALID_HANDLE, "no such function"))
     }
     /// Launches a kernel that has a reference.
     fn cuLaunchKernel(

@@ -1,40 +1,40 @@
 //! A stand-in for `libcuda`: the driver's C functions over millpond's simulated device and its ordering oracle.
 //!
-//! Programs that link or load the CUDA driver run on it with no GPU, and are judged: who touched what before it was
-//! lawful, what was left behind, which call was made with no context. It is for tests only. Functions have the driver's
-//! names, take its structures, answer its codes, and keep its habits that programs trip over: opaque values of destroyed
-//! streams and events come back at once, a call on a thread without a current context fails, a lost context stays lost.
-//! Tests steer it through the functions of [`control`].
+//! Programs that link or load the CUDA driver run on it without a GPU, and their errors are reported: accesses that are not ordered,
+//! resources that were not freed, calls without a context. It is for tests only. Functions have the driver's
+//! names, take its structures, return its codes, and behave like it where programs often fail: handles of destroyed
+//! streams and events are reused at once, a call on a thread without a current context fails, a lost context stays lost.
+//! Tests control it through the functions of [`control`].
 //!
-//! It does not know millpond's allocator or its CUDA backend: it sees only what any program would ask a driver. It has
-//! no compiler either: of kernels it runs those that [`kernel`] has a reference for.
+//! It does not know millpond's allocator or its CUDA backend: it sees only the calls that any program makes. It has
+//! no compiler either: it runs only kernels for which [`kernel`] has a reference.
 //!
 //! | file | idea |
 //! |---|---|
-//! | [`door`] | how every call comes in: counted, refused or let through, never unwinding into C |
+//! | [`entry`] | the entry of every call: it is counted, and refused or run, and never unwinds into C |
 //! | `raw` | out parameters and structures of C, the only unsafe code |
-//! | `state` | what the driver remembers; opaque values that come back |
-//! | [`context`], [`device`] | initialising, devices, primary contexts, what is current on a thread |
+//! | `state` | what the driver keeps between calls; handles that are reused |
+//! | [`context`], [`device`] | initialisation, devices, primary contexts, the current context of a thread |
 //! | [`memory`], [`host`], [`virt`], [`pool`] | plain, pinned, virtual and stream-ordered memory |
 //! | [`copy`], [`rows`], [`stream`], [`event`], [`kernel`] | work and its order |
-//! | [`capture`] | what a stream records instead of running |
+//! | [`capture`] | captures of streams |
 //! | `spin` | kernels that wait for the host, and host waits that wait for them |
-//! | [`names`], [`control`] | the words for codes; the test's side |
+//! | [`names`], [`control`] | names of codes; the functions for tests |
 //!
-//! What it does not do: contexts other than primary ones, managed memory, arrays and textures, peer rights (always
-//! given), graphs beyond their capture, real time (elapsed times are 0). A call for any of these is a missing symbol or
-//! `CUDA_ERROR_NOT_SUPPORTED`, never a wrong answer.
+//! It does not model managed memory, arrays and textures, peer access (always allowed), graphs beyond their capture, or real
+//! time (elapsed times are 0). A call for any of these is a missing symbol or `CUDA_ERROR_NOT_SUPPORTED`, and never a wrong
+//! result.
 
 #![allow(non_snake_case, reason = "the functions have the driver's names")]
 
-/// Functions of the driver: each body runs behind the [`door`] and answers a code.
+/// Functions of the driver: each body runs inside [`entry::enter`] and returns a code.
 macro_rules! driver_calls {
     ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
         $(#[$meta])*
         #[allow(unsafe_code, reason = "a name that C finds; there is one of each")]
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($arg: $ty),*) -> $crate::door::Code {
-            $crate::door::enter(stringify!($name), move || -> $crate::door::Outcome { $body })
+        pub extern "C" fn $name($($arg: $ty),*) -> $crate::entry::Code {
+            $crate::entry::enter(stringify!($name), move || -> $crate::entry::Outcome { $body })
         }
     )*};
 }
@@ -44,7 +44,7 @@ pub mod context;
 pub mod control;
 pub mod copy;
 pub mod device;
-pub mod door;
+pub mod entry;
 pub mod event;
 pub mod host;
 pub mod kernel;

@@ -1,9 +1,9 @@
-//! Plain device memory, and what an address is.
+//! Plain device memory, and attributes of addresses.
 //!
-//! Any length goes; it is rounded up to the simulated device's 512 bytes. A free waits for the whole device, as the
+//! Any length is allowed; it is rounded up to a multiple of the simulated device's 512 bytes. A free waits for the whole device, as the
 //! driver's does. This file does not know streams.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use crate::raw::Out;
 use crate::spin;
 use crate::state::{Kind, context_of, give_back, here, state};
@@ -11,7 +11,7 @@ use millpond::driver::Memory;
 use millpond::units::Addr;
 use std::ffi::c_uint;
 
-/// Rounds up to what the simulated device takes; 0 is refused, and so is what would wrap.
+/// Rounds up to a length that the simulated device accepts; 0 is refused, and so is a length that would wrap.
 pub(crate) fn rounded(bytes: usize) -> Outcome<u64> {
     match (bytes as u64).checked_next_multiple_of(512) {
         None | Some(0) => Err(Fail::invalid(format!("{bytes} bytes cannot be allocated"))),
@@ -19,7 +19,7 @@ pub(crate) fn rounded(bytes: usize) -> Outcome<u64> {
     }
 }
 
-/// The simulated device's range under one that may be askew: its ranges all begin at a multiple of 512.
+/// The simulated device's range that contains one that may be unaligned: the device's ranges all begin at a multiple of 512.
 pub(crate) fn whole(addr: u64, bytes: u64) -> (u64, u64) {
     let skew = addr % 512;
     (addr - skew, bytes + skew.next_multiple_of(512))
@@ -28,12 +28,12 @@ pub(crate) fn whole(addr: u64, bytes: u64) -> (u64, u64) {
 #[allow(unsafe_code, reason = "memory of the simulated device")]
 fn free(sim: &millpond_sim::Sim, addr: u64, bytes: u64) -> Result<(), millpond::DriverError> {
     let (addr, bytes) = whole(addr, bytes);
-    // SAFETY: the range came whole from `allocate_raw` by the table of ranges. Whether its uses are complete is the
-    // program's duty; the simulator waits for them and judges it, and no memory of this process is behind the address.
+    // SAFETY: by the table of ranges, this is a whole range of `allocate_raw`. That its uses are complete is the
+    // program's duty; the simulator waits for them and checks it, and the address is not memory of this process.
     unsafe { sim.free_raw(Addr(addr), bytes) }
 }
 
-/// What `cuPointerGetAttribute` answers, each attribute as a word.
+/// The result of `cuPointerGetAttribute`, each attribute as a word.
 fn attribute(addr: u64, attribute: c_uint) -> Outcome<u64> {
     let state = state();
     let Some((start, range)) = state.range_around(addr) else {
@@ -65,7 +65,7 @@ driver_calls! {
         state().add_range(addr, rounded, device, Kind::Plain);
         address.put(addr)
     }
-    /// Frees device memory, from a pool too; waits for every kernel on the device.
+    /// Frees device memory, also memory of a pool; waits for every kernel on the device.
     fn cuMemFree_v2(address: u64) {
         let (sim, _) = here()?;
         if address == 0 {
@@ -87,20 +87,20 @@ driver_calls! {
         total.put_if_wanted(info.total as usize);
         Ok(())
     }
-    /// The allocation that an address lies in; of virtual memory, one handle's mapping.
+    /// The allocation that contains an address; in virtual memory, the mapping of one handle.
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) {
         here()?;
         let Some((start, range)) = state().range_around(address) else {
-            return Err(Fail::new(crate::door::NOT_FOUND, format!("the driver did not allocate {address:#x}")));
+            return Err(Fail::new(crate::entry::NOT_FOUND, format!("the driver did not allocate {address:#x}")));
         };
         base.put_if_wanted(start);
         bytes.put_if_wanted(range.bytes as usize);
         Ok(())
     }
-    /// What an address is: its context, kind of memory, device, range.
+    /// An attribute of an address: its context, kind of memory, device or range.
     fn cuPointerGetAttribute(data: Out<u64>, wanted: c_uint, address: u64) {
         let value = attribute(address, wanted)?;
-        // Some attributes are words of 4 bytes, one is a byte: writing 8 would run over what the caller gave.
+        // Some attributes have 4 bytes, some one byte: writing 8 bytes would overrun the caller's memory.
         match wanted {
             2 | 9 => data.narrow::<u32>().put(value as u32),
             8 | 13 => data.narrow::<u8>().put(value as u8),

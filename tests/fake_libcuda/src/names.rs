@@ -1,8 +1,8 @@
-//! The words for codes.
+//! The names and meanings of codes.
 //!
-//! Does not know calls.
+//! This file does not know calls.
 
-use crate::door::{Code, Fail};
+use crate::entry::{Code, Fail};
 use crate::raw::Out;
 use std::ffi::{CStr, c_char};
 use std::ptr;

@@ -1,13 +1,13 @@
 //! Memory in stream order: `cuMemAllocAsync` and the pools behind it.
 //!
-//! The simple version of the driver's: a freed block may serve the stream that freed it at once, and any stream once its
-//! last use is seen complete, which is looked at only when memory is short. Blocks are virtual memory of whole 2 MiB
-//! handles, so that giving one back waits for nothing. The simulator's oracle is told of every allocation and free, so
-//! that a use which is not ordered between the two is convicted, whoever gets the bytes next.
+//! A simple version of the driver's pools: a freed block may be reused at once on the stream that freed it; once its last use is known to
+//! be complete, which is checked only when memory is short, it goes back to the device. Blocks are virtual memory of whole 2 MiB handles,
+//! so that giving one back waits for nothing. The simulator's oracle is notified of every allocation and free, so that it
+//! reports a use which is not ordered between the two, whichever stream gets the bytes next.
 
 use crate::capture;
 use crate::device::number;
-use crate::door::{Fail, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
+use crate::entry::{Fail, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
 use crate::raw::{In, Out};
 use crate::state::{Kind, here, state, stream};
 use crate::virt::Properties;
@@ -18,7 +18,7 @@ use millpond_sim::{Sim, SimEvent, SimHandle, SimStream};
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint};
 
-/// Memory of a pool: addresses and the one handle behind them.
+/// Memory of a pool: addresses and the one handle that is mapped there.
 #[derive(Debug)]
 struct Block {
     addr: u64,
@@ -26,7 +26,7 @@ struct Block {
     handle: SimHandle,
 }
 
-/// A block that nobody has.
+/// A free block.
 #[derive(Debug)]
 struct Idle {
     block: Block,
@@ -34,9 +34,9 @@ struct Idle {
     last_use: SimEvent,
 }
 
-/// A block that a program has.
+/// A block that a program has allocated.
 #[derive(Debug)]
-struct Lent {
+struct Allocated {
     block: Block,
     pool: u64,
     id: AllocationId,
@@ -52,12 +52,12 @@ struct Pool {
     idle: Vec<Idle>,
 }
 
-/// All pools, and what programs have from them.
+/// All pools, and the blocks that programs have allocated from them.
 #[derive(Debug)]
 pub(crate) struct Pools {
     by_value: HashMap<u64, Pool>,
     /// By address.
-    lent: HashMap<u64, Lent>,
+    allocated: HashMap<u64, Allocated>,
     /// The pool that each device allocates from.
     current: Vec<u64>,
     made: u64,
@@ -71,7 +71,7 @@ impl Pools {
     pub(crate) fn new(devices: usize) -> Pools {
         let mut pools = Pools {
             by_value: HashMap::new(),
-            lent: HashMap::new(),
+            allocated: HashMap::new(),
             current: Vec::new(),
             made: 0,
             generation: 0,
@@ -99,8 +99,8 @@ impl Pools {
     fn idle_bytes(&self, pool: u64) -> u64 {
         self.by_value.get(&pool).map_or(0, |p| p.idle.iter().map(|i| i.block.bytes).sum())
     }
-    fn lent_bytes(&self, pool: u64) -> u64 {
-        self.lent.values().filter(|l| l.pool == pool).map(|l| l.block.bytes).sum()
+    fn allocated_bytes(&self, pool: u64) -> u64 {
+        self.allocated.values().filter(|l| l.pool == pool).map(|l| l.block.bytes).sum()
     }
 }
 
@@ -110,7 +110,7 @@ fn make(sim: &Sim, bytes: u64) -> Result<Block, DriverError> {
     let block = match sim.reserve(bytes, None) {
         Ok(addr) => Block { addr: addr.0, bytes, handle },
         Err(e) => {
-            // SAFETY: made above and used by nobody.
+            // SAFETY: created above, and not used yet.
             let _ = unsafe { sim.release(&handle) };
             return Err(e);
         }
@@ -124,7 +124,7 @@ fn make(sim: &Sim, bytes: u64) -> Result<Block, DriverError> {
 
 #[allow(unsafe_code, reason = "memory of the simulated device")]
 fn unmake(sim: &Sim, block: &Block) -> Result<(), DriverError> {
-    // SAFETY: the block's last use was seen complete by whoever calls, and nobody has the block.
+    // SAFETY: the caller has seen that the block's last use is complete, and the block is free.
     unsafe { sim.unmap(Addr(block.addr), block.bytes) }?;
     // SAFETY: as above.
     unsafe { sim.release(&block.handle) }?;
@@ -155,7 +155,7 @@ fn trim(sim: &Sim, pool: u64, keep: u64) {
     }
 }
 
-/// After the host waited for the whole device: idle memory above each pool's threshold goes back.
+/// After the host waited for the whole device: gives back idle memory above each pool's threshold.
 pub(crate) fn trim_at_rest(sim: &Sim, device: usize) {
     let pools: Vec<(u64, u64)> = {
         let state = state();
@@ -194,14 +194,14 @@ fn allocate(bytes: usize, pool: Option<u64>, on: u64) -> Outcome<u64> {
         let id =
             AllocationId { pool: 0, chunk: (block.addr >> 21) as u32, generation: state.pools.generation };
         state.add_range(block.addr, block.bytes, device, Kind::Pooled);
-        state.pools.lent.insert(block.addr, Lent { block, pool, id, home });
+        state.pools.allocated.insert(block.addr, Allocated { block, pool, id, home });
         id
     });
     sim.note(Note::Allocated { id, addr: Addr(addr), bytes: bytes as u64, stream: Some(home) });
     Ok(addr)
 }
 
-/// A block that this stream freed, the latest that fits best.
+/// The block that fits best of those that this stream freed, the latest if there are several.
 fn reuse(pool: u64, bytes: u64, home: StreamId) -> Outcome<Option<Block>> {
     let mut state = state();
     let idle = &mut state.pools.get(pool)?.idle;
@@ -210,7 +210,7 @@ fn reuse(pool: u64, bytes: u64, home: StreamId) -> Outcome<Option<Block>> {
     Ok(best.map(|at| idle.remove(at).block))
 }
 
-/// Memory is short: every idle block of a device that is complete goes back.
+/// When memory is short: gives back every idle block of a device whose last use is complete.
 fn trim_at_any_price(sim: &Sim, device: usize) {
     let pools: Vec<u64> =
         state().pools.by_value.iter().filter(|(_, p)| p.device == device).map(|(&v, _)| v).collect();
@@ -219,17 +219,17 @@ fn trim_at_any_price(sim: &Sim, device: usize) {
     }
 }
 
-/// Frees memory of a pool in the order of a stream.
+/// Frees memory of a pool in stream order.
 pub(crate) fn free(addr: u64, on: u64) -> Outcome {
     let (sim, device, on) = stream(on)?;
     state().range_at(addr, "stream-ordered allocation", |k| k == Kind::Pooled)?;
     let (last_use, freed_on) = last_use(&sim, &on)?;
-    let lent = {
+    let allocated = {
         let mut state = state();
         state.ranges.remove(&addr);
-        state.pools.lent.remove(&addr)
+        state.pools.allocated.remove(&addr)
     };
-    let Some(Lent { block, pool, id, home }) = lent else {
+    let Some(Allocated { block, pool, id, home }) = allocated else {
         return Err(Fail::invalid(format!("{addr:#x} was freed by another thread meanwhile")));
     };
     if freed_on != home {
@@ -251,7 +251,7 @@ pub(crate) fn free(addr: u64, on: u64) -> Outcome {
     Ok(())
 }
 
-/// A marker of everything on a stream so far, and the stream's number.
+/// An event after everything on a stream so far, and the stream's id.
 fn last_use(sim: &Sim, on: &SimStream) -> Outcome<(SimEvent, StreamId)> {
     if sim.is_capturing(on)? {
         return Err(Fail::unsupported("frees are not recorded into captures here"));
@@ -262,34 +262,34 @@ fn last_use(sim: &Sim, on: &SimStream) -> Outcome<(SimEvent, StreamId)> {
     Ok((event, id))
 }
 
-/// The attributes that hold a number of 8 bytes: threshold, reserved now and at most, used now and at most.
+/// A pool's attributes: three switches, threshold, reserved bytes (current and maximum), used bytes (current and maximum).
 fn attribute(pool: u64, attribute: c_uint) -> Outcome<u64> {
     let mut state = state();
     let threshold = state.pools.get(pool)?.release_threshold;
-    let (idle, lent) = (state.pools.idle_bytes(pool), state.pools.lent_bytes(pool));
+    let (idle, allocated) = (state.pools.idle_bytes(pool), state.pools.allocated_bytes(pool));
     match attribute {
         1..=3 => Ok(1),
         4 => Ok(threshold),
-        5 | 6 => Ok(idle + lent),
-        7 | 8 => Ok(lent),
+        5 | 6 => Ok(idle + allocated),
+        7 | 8 => Ok(allocated),
         _ => Err(Fail::invalid(format!("pool attribute {attribute} is not known"))),
     }
 }
 
 driver_calls! {
-    /// Allocates in the order of a stream, from its device's current pool.
+    /// Allocates in stream order, from the current pool of the stream's device.
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, on: u64) {
         address.put(allocate(bytes, None, on)?)
     }
-    /// Allocates in the order of a stream, from a pool.
+    /// Allocates in stream order, from a pool.
     fn cuMemAllocFromPoolAsync(address: Out<u64>, bytes: usize, pool: u64, on: u64) {
         address.put(allocate(bytes, Some(pool), on)?)
     }
-    /// Frees in the order of a stream.
+    /// Frees in stream order.
     fn cuMemFreeAsync(address: u64, on: u64) {
         free(address, on)
     }
-    /// The pool that the driver made for a device.
+    /// The driver's default pool of a device.
     fn cuDeviceGetDefaultMemPool(pool: Out<u64>, ordinal: c_int) {
         let state = state();
         let found = state.pools.by_value.iter().find(|(_, p)| p.of_the_driver && number(p.device) == ordinal);
@@ -300,7 +300,7 @@ driver_calls! {
         let found = usize::try_from(ordinal).ok().and_then(|d| state().pools.current.get(d).copied());
         pool.put(found.ok_or_else(|| Fail::invalid(format!("there is no device {ordinal}")))?)
     }
-    /// Makes a device allocate from a pool.
+    /// Sets the pool that a device allocates from.
     fn cuDeviceSetMemPool(ordinal: c_int, pool: u64) {
         let mut state = state();
         let device = state.pools.get(pool)?.device;
@@ -310,12 +310,12 @@ driver_calls! {
         state.pools.current[device] = pool;
         Ok(())
     }
-    /// Makes a pool on a device.
+    /// Creates a pool on a device.
     fn cuMemPoolCreate(pool: Out<u64>, properties: In<Properties>) {
         let device = crate::virt::device(properties)?;
         pool.put(state().pools.add(device, false))
     }
-    /// Destroys a pool; what programs still have from it stays theirs.
+    /// Destroys a pool; blocks that programs still have from it stay allocated.
     fn cuMemPoolDestroy(pool: u64) {
         let sim = {
             let mut state = state();
@@ -335,7 +335,7 @@ driver_calls! {
         trim(&sim, pool, 0);
         Ok(())
     }
-    /// Gives idle memory of a pool back, down to `keep` bytes. Waits for nothing.
+    /// Gives idle memory of a pool back until at most `keep` bytes are left. Waits for nothing.
     fn cuMemPoolTrimTo(pool: u64, keep: usize) {
         let sim = {
             let mut state = state();
@@ -345,7 +345,7 @@ driver_calls! {
         trim(&sim, pool, keep as u64);
         Ok(())
     }
-    /// A number that describes a pool.
+    /// Returns an attribute of a pool.
     fn cuMemPoolGetAttribute(pool: u64, wanted: c_uint, value: Out<u64>) {
         let found = attribute(pool, wanted)?;
         // The first three are switches of 4 bytes.
@@ -360,7 +360,7 @@ driver_calls! {
         }
         Ok(())
     }
-    /// Accepts rights for other devices, which all have them.
+    /// Accepts access rights for other devices, which all have access anyway.
     fn cuMemPoolSetAccess(pool: u64, rights: In<crate::virt::Access>, count: usize) {
         let _ = (rights, count);
         here()?;

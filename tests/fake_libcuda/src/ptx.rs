@@ -1,6 +1,6 @@
-//! What a module's text says about its kernels: their names and how long their parameters are.
+//! Reads from a module's text the names of its kernels and the lengths of their parameters.
 //!
-//! Reads just enough of PTX for that: `.entry name ( .param .u64 first, .param .u32 second )`. It does not know what
+//! It understands just enough PTX for that: `.entry name ( .param .u64 first, .param .u32 second )`. It does not know what
 //! kernels do.
 
 /// A kernel as its text declares it.
@@ -17,12 +17,12 @@ fn length(kind: &str) -> Option<usize> {
     (kind.starts_with('.') && matches!(bits, 8 | 16 | 32 | 64)).then_some(bits / 8)
 }
 
-/// The text with `//` comments taken out.
+/// The text without `//` comments.
 fn without_comments(text: &str) -> String {
     text.lines().map(|l| l.split("//").next().unwrap_or("")).collect::<Vec<_>>().join("\n")
 }
 
-/// All kernels of a module, or `None` if the text is no PTX.
+/// All kernels of a module, or `None` if the text is not PTX.
 pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
     let text = without_comments(text);
     if !text.trim_start().starts_with(".version") {

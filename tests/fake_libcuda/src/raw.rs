@@ -1,13 +1,13 @@
-//! What comes across the boundary from C: out parameters, structures, arrays, texts.
+//! Arguments from C: out parameters, structures, arrays, texts.
 //!
-//! All unsafe code that reads or writes through a caller's pointer is here. The types can be made only by a call from
+//! All unsafe code that reads or writes through a caller's pointer is here. Values of these types come only from calls from
 //! C, whose contract is the driver's: a pointer is null, or valid for what the function does with it during the call.
 //! They do not know what the values mean.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use std::ffi::{CStr, c_char};
 
-/// Where a result goes: null, or writable.
+/// The place for a result: null, or writable.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
@@ -30,14 +30,14 @@ impl<T: Copy> Out<T> {
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
-    /// Writes the result where it is wanted.
+    /// Writes the result unless the pointer is null.
     pub(crate) fn put_if_wanted(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: as above.
             unsafe { self.0.write_unaligned(value) };
         }
     }
-    /// Reads what stands there, for parameters that go both ways.
+    /// Reads the value, for parameters that are both input and output.
     pub(crate) fn get(self) -> Outcome<T> {
         if self.0.is_null() {
             return Err(Fail::invalid("the pointer to a value is null"));
@@ -63,7 +63,7 @@ impl Out<c_char> {
     }
 }
 
-/// A structure that the caller describes something with: null, or readable.
+/// A structure that is an input: null, or readable.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct In<T>(*const T);
@@ -84,7 +84,7 @@ impl<T: Copy> In<T> {
         // SAFETY: the caller's contract: not null, so readable.
         Ok(unsafe { self.0.read_unaligned() })
     }
-    /// The element with this index, where the caller passes several.
+    /// The element with this index, if the caller passes several.
     pub(crate) fn nth(self, index: usize) -> Outcome<T> {
         if self.0.is_null() {
             return Err(Fail::invalid("the pointer to structures is null"));

@@ -1,20 +1,20 @@
-//! Kernels behind millpond's safe verbs: what a launch touches, by its arguments, and its reference on the contents.
+//! The kernels behind millpond's safe functions: which ranges a launch touches, by its arguments, and the reference that computes the contents.
 //!
-//! A driver is told addresses and not what lies there, so the ranges are worked out again from the kernels' sources, apart
-//! from what the library declares: a verb that passed a wrong length would touch what it does not own, and be judged. It
-//! does not know who launches.
+//! A driver gets addresses and not what lies there, so the ranges are computed here from the kernels' sources, independently of what the
+//! library declares: a function that passed a wrong length would touch memory that it does not own, and the oracle would report it. This
+//! file does not know who launches.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use millpond::kernel::{Argument, Kernel, builtins};
 use millpond::units::Addr;
 use millpond_sim::{Launch, Sim, SimStream};
 
-/// The kernel of this name that has its reference in the library.
+/// The kernel of this name, if the library has its reference.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
     builtins().find(|k| k.name().to_bytes() == name.as_bytes())
 }
 
-/// The kernel's plain name, and the bytes that the last part of it says.
+/// The kernel's name without its last part, and the element size that this part stands for.
 fn parts(name: &str) -> Option<(&str, u64)> {
     let (plain, kind) = name.strip_prefix("millpond_")?.rsplit_once('_')?;
     let bytes = match kind {
@@ -25,7 +25,7 @@ fn parts(name: &str) -> Option<(&str, u64)> {
     Some((plain, bytes))
 }
 
-/// What a launch touches: address, bytes, and whether it may write.
+/// The ranges that a launch touches: address, bytes, and whether it may write.
 fn touched(name: &str, p: &[u64], blocks: u64) -> Outcome<Vec<(u64, u64, bool)>> {
     let Some((plain, bytes)) = parts(name) else {
         return Err(Fail::unsupported(format!("nothing says what the kernel {name:?} touches")));
@@ -63,7 +63,7 @@ pub(crate) fn launch(sim: &Sim, on: &SimStream, kernel: &Kernel, p: &[u64], bloc
         if addr.checked_add(bytes).is_none() {
             return Err(Fail::invalid(format!("{bytes} bytes at {addr:#x} end beyond 2^64")));
         }
-        // The write first, as the simulated device itself tells it.
+        // The write comes first, as in the simulated device's own launches.
         if writes {
             launch = launch.writes(Addr(addr), bytes);
         }

@@ -1,9 +1,9 @@
-//! Two-dimensional copies. The simulated device has them between its own and pinned memory; a pageable side, an array or
+//! Two-dimensional copies. The simulated device supports them between its own and pinned memory; a pageable side, an array or
 //! a unified address is `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! This file does not know order: it puts operations on streams.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use crate::raw::In;
 use crate::state::stream;
 use millpond::driver::{Copies, Pitched, Place};
@@ -48,7 +48,7 @@ impl Side {
 }
 
 driver_calls! {
-    /// Rows that lie apart, on a stream.
+    /// Copies rows with a pitch, on a stream.
     fn cuMemcpy2DAsync_v2(copy: In<Copy2d>, on: u64) {
         let copy = copy.get()?;
         let (sim, _, on) = stream(on)?;
@@ -66,7 +66,7 @@ driver_calls! {
 
 #[allow(unsafe_code, reason = "copies work on raw addresses")]
 fn rows(sim: &millpond_sim::Sim, copy: &Pitched, on: &millpond_sim::SimStream) -> Outcome {
-    // SAFETY: the program's contract with the driver: both sides are there until the copy is done. The simulator checks
-    // that each is its own memory.
+    // SAFETY: the program's contract with the driver: both sides stay allocated until the copy is done. The simulator checks
+    // that each side is memory of its own.
     Ok(unsafe { sim.copy_rows(copy, on) }?)
 }

@@ -1,10 +1,10 @@
-//! What the driver remembers between calls, behind one lock.
+//! What the driver keeps between calls, under one lock.
 //!
-//! Tables from the opaque values that programs hold to the simulated device's things, faults still to strike, and the
-//! log of calls. The lock is held for look-ups only, never while the simulator is called: host functions run inside it
-//! and may come back. The state does not know rules; each file keeps those of its calls.
+//! Tables from the handles that programs hold to the simulated device's objects, planted faults that have not struck, and the
+//! log of calls. The lock is held for look-ups only, never while the simulator is called, because host functions run inside it
+//! and may call the driver. The state does not know rules; each file has those of its calls.
 
-use crate::door::{CONTEXT_IS_DESTROYED, Code, Fail, INVALID_CONTEXT, INVALID_HANDLE, Outcome};
+use crate::entry::{CONTEXT_IS_DESTROYED, Code, Fail, INVALID_CONTEXT, INVALID_HANDLE, Outcome};
 use crate::kernel::Module;
 use crate::pool::Pools;
 use crate::spin::Spin;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Things behind opaque values. The value of one that is gone is the next one's, as with the real driver.
+/// Objects by their handles. The handle of a destroyed object is reused for the next one, as by the real driver.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     what: &'static str,
@@ -59,7 +59,7 @@ impl<T> Table<T> {
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) sim: SimStream,
-    /// The context that was current when it was made.
+    /// The context that was current when it was created.
     pub(crate) context: u64,
     pub(crate) flags: u32,
     pub(crate) priority: i32,
@@ -70,50 +70,50 @@ pub(crate) struct Stream {
 pub(crate) struct Event {
     pub(crate) sim: Arc<SimEvent>,
     pub(crate) device: usize,
-    /// How often in a row the answer was "not ready".
+    /// How often in a row a query returned "not ready".
     pub(crate) refused: u32,
 }
 
-/// What a range of addresses is.
+/// The kind of a range of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Plain,
     Pinned {
         flags: u32,
     },
-    /// From a pool, in stream order.
+    /// Allocated from a pool, in stream order.
     Pooled,
     Mapped {
         handle: u64,
-        /// Access was given since the map.
+        /// Access was set since it was mapped.
         usable: bool,
     },
 }
 
-/// A range of addresses that a program has; its start is its key.
+/// A range of addresses that a program has allocated; its start is its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Range {
     pub(crate) bytes: u64,
     pub(crate) device: usize,
     pub(crate) kind: Kind,
-    /// A number of this range, never given twice.
+    /// A number of this range that is never reused.
     pub(crate) id: u64,
 }
 
-/// A piece of physical memory: how often it was created or retained, and where it is mapped.
+/// A piece of physical memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Physical {
     pub(crate) sim: SimHandle,
     pub(crate) device: usize,
 }
 
-/// Calls so far, in order.
+/// The calls so far, in order.
 #[derive(Default, Debug)]
 pub(crate) struct Log {
-    /// The first ones by name.
+    /// The names of the first calls.
     names: Vec<&'static str>,
     counts: BTreeMap<&'static str, u64>,
-    /// Those that a planted fault struck.
+    /// How often a planted fault struck each function.
     struck: BTreeMap<&'static str, u64>,
     total: u64,
 }
@@ -122,7 +122,7 @@ impl Log {
     /// How many names are kept.
     const KEPT: usize = 1 << 20;
 
-    /// Writes a call down and answers its number, from 1.
+    /// Logs a call and returns its number, from 1.
     pub(crate) fn write(&mut self, name: &'static str) -> u64 {
         if self.names.len() < Log::KEPT {
             self.names.push(name);
@@ -148,21 +148,21 @@ impl Log {
     }
 }
 
-/// Faults still to strike.
+/// Planted faults that have not struck.
 #[derive(Default, Debug)]
 pub(crate) struct Faults {
     by_number: Vec<(u64, Code)>,
     by_name: Vec<(String, u64, Code)>,
-    /// From the call with this number on all fail.
+    /// All calls from the one with this number on fail.
     from: Option<(u64, Code)>,
-    /// Answers "not ready" still to be given.
+    /// How many more queries return "not ready".
     pub(crate) not_ready: u32,
-    /// Ranges still to be given that are not aligned.
+    /// How many more ranges are not aligned.
     pub(crate) askew: u32,
 }
 
 impl Faults {
-    /// How far the next range begins behind a multiple of 512.
+    /// How far the next range begins after a multiple of 512.
     pub(crate) fn skew(&mut self) -> u64 {
         if self.askew == 0 {
             return 0;
@@ -202,17 +202,17 @@ impl Faults {
     }
 }
 
-/// All of it.
+/// The whole state.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) sims: Vec<Sim>,
     pub(crate) initialised: bool,
     /// How often each device's primary context is retained.
     pub(crate) retained: Vec<u32>,
-    /// Contexts that programs made beside the primary ones, and the device of each.
+    /// Contexts that programs created besides the primary ones, and the device of each.
     pub(crate) made_contexts: Table<usize>,
     pub(crate) streams: HashMap<u64, Stream>,
-    /// How often in a row a query of a stream was answered "not ready".
+    /// How often in a row a query of a stream returned "not ready".
     pub(crate) stream_refused: HashMap<(usize, u64), u32>,
     pub(crate) events: Table<Event>,
     pub(crate) physical: Table<Physical>,
@@ -225,23 +225,23 @@ pub(crate) struct State {
     pub(crate) spins: Vec<Spin>,
     pub(crate) log: Log,
     pub(crate) faults: Faults,
-    /// Functions that faults of a thread pass over.
+    /// Functions that faults of a thread do not strike.
     pub(crate) exempt_here: Vec<String>,
     pub(crate) lost: Option<Code>,
     /// The driver was shut down, as at the end of a process.
     pub(crate) shut_down: bool,
-    /// Numbers that describe devices, where they are not the usual ones.
+    /// Device attributes that a test has set.
     pub(crate) attributes: HashMap<u32, i32>,
     pub(crate) version: u32,
-    /// After how many answers "not ready" in a row a question makes the device do what was asked about.
+    /// After how many "not ready" results in a row a query makes the device complete the work in question.
     pub(crate) patience: u32,
     pub(crate) last_refusal: Option<String>,
     next_range: u64,
 }
 
-/// The version that the stand-in says it is, unless told otherwise.
+/// The default version.
 const VERSION: u32 = 13_000;
-/// Memory of each device, unless told otherwise: it costs nothing.
+/// The default memory of each device: it is simulated and costs nothing.
 const CAPACITY: u64 = 144 << 30;
 const CONTEXT_BASE: u64 = 0x6600_0000_0000;
 
@@ -280,7 +280,7 @@ impl State {
         }
     }
 
-    /// As the environment says, for programs that do not know that they run on a stand-in.
+    /// The state that the environment describes, for programs that do not know that they run on a stand-in.
     fn from_environment() -> State {
         let number = |name: &str, otherwise: u64| {
             let text = std::env::var(name).ok();
@@ -294,15 +294,15 @@ impl State {
         let devices = number("MILLPOND_FAKE_DEVICES", 1).min(64) as u32;
         let mut state = State::new(number("MILLPOND_FAKE_CAPACITY", CAPACITY), devices, schedule);
         state.version = number("MILLPOND_FAKE_VERSION", VERSION.into()) as u32;
-        // The first call of a function fails: cuInit=999.
+        // `cuInit=999`: the first call of that function fails with that code.
         let fails = std::env::var("MILLPOND_FAKE_FAILS").unwrap_or_default();
         if let Some((name, code)) = fails.split_once('=') {
-            state.faults.plant_name(name.to_owned(), 1, code.parse().unwrap_or(crate::door::UNKNOWN));
+            state.faults.plant_name(name.to_owned(), 1, code.parse().unwrap_or(crate::entry::UNKNOWN));
         }
         state
     }
 
-    /// The device behind a context's value, which must be retained, or made and not destroyed.
+    /// The device of a context, which must be retained, or created and not destroyed.
     pub(crate) fn device_of(&self, context: u64) -> Outcome<usize> {
         if let Ok(&device) = self.made_contexts.get(context) {
             return Ok(device);
@@ -316,14 +316,14 @@ impl State {
         }
     }
 
-    /// A new range of addresses.
+    /// Adds a range of addresses; returns its number.
     pub(crate) fn add_range(&mut self, addr: u64, bytes: u64, device: usize, kind: Kind) -> u64 {
         self.next_range += 1;
         self.ranges.insert(addr, Range { bytes, device, kind, id: self.next_range });
         self.next_range
     }
 
-    /// The range that an address lies in.
+    /// The range that contains an address.
     pub(crate) fn range_around(&self, addr: u64) -> Option<(u64, Range)> {
         let (&start, &range) = self.ranges.range(..=addr).next_back()?;
         (addr - start < range.bytes).then_some((start, range))
@@ -338,7 +338,7 @@ impl State {
         })
     }
 
-    /// What a program has not given back, in words.
+    /// What a program has not given back, as text.
     pub(crate) fn leaks(&self) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         for (addr, r) in &self.ranges {
@@ -362,12 +362,12 @@ impl State {
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::from_environment()));
 
-/// The state. Not to be held over a call into the simulator.
+/// Locks the state. The lock must not be held while the simulator is called.
 pub(crate) fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The contexts pushed on a thread: few, in place, so that nothing is to be dropped.
+/// The contexts pushed on a thread: a small array in place, so that there is nothing to drop.
 pub(crate) struct Pushed {
     contexts: [u64; 32],
     count: usize,
@@ -390,17 +390,17 @@ impl Pushed {
 }
 
 thread_local! {
-    /// The contexts pushed on this thread; the last one is current. Whatever else ends with the thread may call the driver
-    /// still, and finds them.
+    /// The contexts pushed on this thread; the last one is current. Destructors that run when the thread ends may still call the
+    /// driver, and find them.
     static CURRENT: RefCell<Pushed> = const { RefCell::new(Pushed { contexts: [0; 32], count: 0 }) };
 }
 
-/// Works on this thread's stack of contexts.
+/// Calls a function with this thread's stack of contexts.
 pub(crate) fn contexts<R>(work: impl FnOnce(&mut Pushed) -> R) -> R {
     CURRENT.with_borrow_mut(work)
 }
 
-/// The value of a device's primary context.
+/// The handle of a device's primary context.
 pub(crate) fn context_of(device: usize) -> u64 {
     CONTEXT_BASE + 0x100 * device as u64
 }
@@ -408,7 +408,7 @@ pub(crate) fn context_of(device: usize) -> u64 {
 /// The device whose context is current on this thread, and its number.
 ///
 /// # Errors
-/// None is current, or it was released.
+/// No context is current, or it was released.
 pub(crate) fn here() -> Outcome<(Sim, usize)> {
     let Some(current) = contexts(|c| c.current()).filter(|&c| c != 0) else {
         return Err(Fail::new(INVALID_CONTEXT, "no context is current on this thread"));
@@ -418,8 +418,8 @@ pub(crate) fn here() -> Outcome<(Sim, usize)> {
     Ok((state.sims[device].clone(), device))
 }
 
-/// Gives a range of addresses back by `free`, which may fail and then changes nothing. The range leaves the table first:
-/// its addresses may be another thread's before `free` returns.
+/// Gives a range of addresses back with `free`, which may fail and then changes nothing. The range leaves the table first,
+/// because another thread may get its addresses before `free` returns.
 pub(crate) fn give_back(addr: u64, range: Range, free: impl FnOnce() -> Outcome) -> Outcome {
     if state().ranges.remove(&addr).is_none() {
         return Err(Fail::invalid(format!("{addr:#x} was given back by another thread meanwhile")));
@@ -429,7 +429,7 @@ pub(crate) fn give_back(addr: u64, range: Range, free: impl FnOnce() -> Outcome)
     })
 }
 
-/// The stream that a program names, for a call on the current context.
+/// The stream of a handle, for a call on the current context.
 pub(crate) fn stream(value: u64) -> Outcome<(Sim, usize, SimStream)> {
     let (sim, device) = here()?;
     let found = match value {

@@ -1,18 +1,19 @@
 //! Virtual memory: reservations, physical handles, mappings, access.
 //!
-//! The rules are the simulated device's: 2 MiB granularity, a handle is whole, access must be given after every map. A
-//! handle that is released while mapped lives until it is unmapped. Nothing here waits for anything. This file does not
-//! know what lies in the memory.
+//! The rules are the simulated device's: 2 MiB granularity, handles are mapped whole, access must be set after every map. A
+//! handle that is released while mapped lives until it is unmapped. None of these calls waits. This file does not
+//! know the contents of the memory.
 
-use crate::door::{Fail, Outcome};
+use crate::entry::{Fail, Outcome};
 use crate::raw::{In, Out};
 use crate::state::{Kind, Physical, here, state};
-use millpond::driver::Mapping;
+use millpond::driver::{Mapping, Properties as Shared};
 use millpond::units::Addr;
 use millpond_sim::Sim;
 use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::os::fd::{BorrowedFd, IntoRawFd, RawFd};
 
-/// Where memory lies: a kind (1 is a device) and a number.
+/// The location of memory: a kind (1 is a device) and a number.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Location {
@@ -20,17 +21,20 @@ pub struct Location {
     id: c_int,
 }
 
-/// How physical memory is to be made. What the driver's structure has beyond this is not read.
+/// The properties of physical memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Properties {
-    /// 1: pinned, the only kind there is.
+    /// 1 is pinned, the only kind.
     kind: c_uint,
     shareable: c_uint,
     location: Location,
+    windows: usize,
+    /// Compression, GPU-direct RDMA, usage, reserved.
+    flags: [u8; 8],
 }
 
-/// Who may use mapped memory, and how: 3 is reading and writing.
+/// Which device may access mapped memory, and how: 3 is reading and writing.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Access {
@@ -48,8 +52,11 @@ fn device_of(location: Location) -> Outcome<(Sim, usize)> {
 
 fn check(properties: In<Properties>) -> Outcome<(Sim, usize)> {
     let p = properties.get()?;
-    if p.kind != 1 || p.shareable != 0 {
-        return Err(Fail::unsupported(format!("only plain pinned memory can be made, not {p:?}")));
+    let flags = [0, p.flags[1] & 1, 0, 0, 0, 0, 0, 0];
+    if p.kind != 1 || p.shareable > 1 || p.windows != 0 || p.flags != flags {
+        return Err(Fail::unsupported(format!(
+            "only pinned memory can be made, exported as descriptors, not {p:?}"
+        )));
     }
     device_of(p.location)
 }
@@ -59,7 +66,7 @@ pub(crate) fn device(properties: In<Properties>) -> Outcome<usize> {
     check(properties).map(|(_, device)| device)
 }
 
-/// The device that reserved an address.
+/// The device on which an address is reserved.
 fn reserved(address: u64) -> Outcome<Sim> {
     let state = state();
     let found =
@@ -93,7 +100,7 @@ fn reserve(sim: &Sim, bytes: u64, alignment: u64, wanted: Option<Addr>) -> Outco
 
 #[allow(unsafe_code, reason = "addresses of the simulated device")]
 fn unreserve(sim: &Sim, addr: u64, bytes: u64) -> Outcome {
-    // SAFETY: addresses of the simulated device only: it refuses what is not so.
+    // SAFETY: these are addresses of the simulated device, which refuses any others.
     Ok(unsafe { sim.unreserve(Addr(addr), bytes) }?)
 }
 #[allow(unsafe_code, reason = "addresses of the simulated device")]
@@ -117,15 +124,22 @@ fn release(sim: &Sim, handle: &millpond_sim::SimHandle) -> Outcome {
     Ok(unsafe { sim.release(handle) }?)
 }
 
+#[allow(unsafe_code, reason = "a descriptor of the caller's")]
+fn import(sim: &Sim, descriptor: RawFd) -> Outcome<millpond_sim::SimHandle> {
+    // SAFETY: the caller's descriptor, open during the call.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    Ok(sim.import_any(descriptor)?)
+}
+
 driver_calls! {
-    /// The unit of sizes and addresses.
+    /// Returns the granularity of sizes and addresses.
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, option: c_uint) {
         if option > 1 {
             return Err(Fail::invalid(format!("granularity option {option} is not known")));
         }
         bytes.put(granularity(&check(properties)?.0) as usize)
     }
-    /// Reserves addresses, at a wanted place if that is free.
+    /// Reserves addresses, at the requested place if it is free.
     fn cuMemAddressReserve(address: Out<u64>, bytes: usize, alignment: usize, wanted: u64, flags: c_ulonglong) {
         let (sim, device) = here()?;
         if flags != 0 {
@@ -136,25 +150,27 @@ driver_calls! {
         state().reservations.insert(found, (bytes as u64, device));
         address.put(found)
     }
-    /// Gives addresses back, whole.
+    /// Frees a whole reservation.
     fn cuMemAddressFree(address: u64, bytes: usize) {
         let sim = reserved(address)?;
-        // Out of the table first: the addresses may be another thread's before the call returns.
+        // The entry leaves the table first, because another thread may get the addresses before the call returns.
         let entry = state().reservations.remove(&address);
         unreserve(&sim, address, bytes as u64).inspect_err(|_| {
             state().reservations.extend(entry.map(|e| (address, e)));
         })
     }
-    /// Makes physical memory.
+    /// Creates physical memory.
     fn cuMemCreate(handle: Out<u64>, bytes: usize, properties: In<Properties>, flags: c_ulonglong) {
         if flags != 0 {
             return Err(Fail::invalid("physical memory takes no flags"));
         }
         let (sim, device) = check(properties)?;
-        let made = sim.create(bytes as u64)?;
+        let properties = properties.get()?;
+        let with = Shared::new(properties.shareable == 1, false, properties.flags[1] == 1);
+        let made = sim.create_with(bytes as u64, with)?;
         handle.put(state().physical.insert(Physical { sim: made, device }))
     }
-    /// Gives physical memory back; it lives while it is mapped.
+    /// Releases physical memory; it lives on while it is mapped.
     fn cuMemRelease(handle: u64) {
         let (sim, physical) = {
             let state = state();
@@ -163,6 +179,27 @@ driver_calls! {
         };
         release(&sim, &physical.sim)?;
         state().physical.remove(handle).map(|_| ())
+    }
+    /// Opens a descriptor of physical memory that was created for it.
+    fn cuMemExportToShareableHandle(descriptor: Out<c_int>, handle: u64, kind: c_uint, flags: c_ulonglong) {
+        let (sim, physical) = {
+            let state = state();
+            let p = state.physical.get(handle)?.clone();
+            (state.sims[p.device].clone(), p)
+        };
+        if kind != 1 || flags != 0 {
+            return Err(Fail::invalid(format!("memory is exported as a descriptor (1) and without flags, not {kind}")));
+        }
+        descriptor.put(sim.export(&physical.sim)?.into_raw_fd())
+    }
+    /// Physical memory of a descriptor, on the device of the current context; the descriptor stays the caller's.
+    fn cuMemImportFromShareableHandle(handle: Out<u64>, descriptor: usize, kind: c_uint) {
+        let (sim, device) = here()?;
+        let Some(descriptor) = RawFd::try_from(descriptor).ok().filter(|_| kind == 1) else {
+            return Err(Fail::invalid(format!("{descriptor:#x} is no descriptor of kind 1")));
+        };
+        let made = import(&sim, descriptor)?;
+        handle.put(state().physical.insert(Physical { sim: made, device }))
     }
     /// Maps a whole handle.
     fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: c_ulonglong) {
@@ -176,7 +213,7 @@ driver_calls! {
         state().add_range(address, bytes as u64, physical.device, Kind::Mapped { handle, usable: false });
         Ok(())
     }
-    /// Makes mapped memory usable; needed after every map.
+    /// Sets access to mapped memory, which is needed after every map.
     fn cuMemSetAccess(address: u64, bytes: usize, rights: In<Access>, count: usize) {
         let sim = reserved(address)?;
         for index in 0..count {
@@ -187,7 +224,7 @@ driver_calls! {
             }
         }
         if count == 0 {
-            return Err(Fail::invalid("rights for nobody"));
+            return Err(Fail::invalid("no access rights are given"));
         }
         set_access(&sim, address, bytes as u64)?;
         for (_, range) in state().ranges.range_mut(address..address + bytes as u64) {
@@ -197,7 +234,7 @@ driver_calls! {
         }
         Ok(())
     }
-    /// What a device may do with mapped memory: 0 nothing, 3 read and write.
+    /// Returns a device's access to mapped memory: 0 is none, 3 is read and write.
     fn cuMemGetAccess(rights: Out<c_ulonglong>, location: In<Location>, address: u64) {
         let (_, device) = device_of(location.get()?)?;
         match state().range_around(address).filter(|(_, r)| r.device == device).map(|(_, r)| r.kind) {
@@ -205,9 +242,9 @@ driver_calls! {
             _ => Err(Fail::invalid(format!("nothing of device {device} is mapped at {address:#x}"))),
         }
     }
-    /// Takes mappings away.
+    /// Unmaps a range.
     fn cuMemUnmap(address: u64, bytes: usize) {
-        // The addresses stay reserved, so that nobody else can map there meanwhile without a race of the program's own.
+        // The addresses stay reserved, so another thread can map there meanwhile only by a race in the program.
         unmap(&reserved(address)?, address, bytes as u64)?;
         let end = address + bytes as u64;
         state().ranges.retain(|start, _| !(address..end).contains(start));

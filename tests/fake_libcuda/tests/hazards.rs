@@ -1,8 +1,8 @@
-//! Plain cudarc on the stand-in: it runs, and the four hazards of its safe interface are convicted or shown.
+//! Plain cudarc on the stand-in: it runs, and the four hazards of its safe interface are reported by the oracle or shown.
 //!
-//! Nothing of millpond is in these programs: they are what somebody would write with cudarc alone, and none but the one
-//! that wraps a foreign stream has an unsafe block. Each hazard has a twin that does the same without the mistake, and is
-//! acquitted: so it is the mistake that is convicted.
+//! These programs use nothing of millpond: they are what a user would write with cudarc alone, and only the one
+//! that wraps another library's stream has an unsafe block. For each hazard there is a program that does the same without the mistake,
+//! for which the oracle reports nothing: so it is the mistake that it reports.
 
 #[path = "../remote.rs"]
 mod remote;
@@ -18,7 +18,7 @@ fn fake(when: When) -> Fake {
     remote::fake(GIB, 1, when).expect("cargo builds the stand-in before this test")
 }
 
-/// What everybody uses.
+/// The context that all programs use.
 fn context() -> Arc<CudaContext> {
     CudaContext::new(0).expect("a context")
 }
@@ -30,7 +30,7 @@ fn sevens(on: &Arc<CudaStream>) -> CudaSlice<u32> {
     slice
 }
 
-/// Somewhere to copy to, ready for every stream.
+/// A slice to copy into, ready for every stream.
 fn room(on: &Arc<CudaStream>) -> CudaSlice<u32> {
     let slice = on.alloc_zeros(WORDS).expect("room");
     on.synchronize().expect("zero");
@@ -41,28 +41,28 @@ fn room(on: &Arc<CudaStream>) -> CudaSlice<u32> {
 fn next_owner(on: &Arc<CudaStream>, freed_at: u64) -> CudaSlice<u32> {
     use cudarc::driver::DevicePtr;
     let slice = on.alloc_zeros(WORDS).expect("the next owner");
-    assert_eq!(slice.device_ptr(on).0, freed_at, "it has the same bytes, or nothing is shown");
+    assert_eq!(slice.device_ptr(on).0, freed_at, "without the same bytes the test shows nothing");
     slice
 }
 
-/// Where a slice lies. Asking records a read of its own stream: ask before others read, or they are lost by the question.
+/// A slice's address. This call records a read on the slice's own stream, which replaces other reads: it must come before those.
 fn address(slice: &CudaSlice<u32>) -> u64 {
     use cudarc::driver::DevicePtr;
     slice.device_ptr(slice.stream()).0
 }
 
-/// The judgement, and that a lawful program left nothing.
-fn acquitted(fake: &Fake) {
+/// The oracle reports nothing, and nothing is left.
+fn reports_nothing(fake: &Fake) {
     assert_eq!(fake.verdict(), None);
     assert_eq!(fake.leaks(), None);
 }
 
-/// The judgement names the use that the free did not wait for.
-fn convicted(fake: &Fake) {
+/// The oracle reports the use that the free did not wait for.
+fn reports_the_use(fake: &Fake) {
     let verdict = fake.verdict().expect("a violation");
     assert!(verdict.contains("the program's fault"), "{verdict}");
     assert!(verdict.contains("that `copy inside the device` may still read, not recorded"), "{verdict}");
-    assert_eq!(fake.leaks(), None, "wrong, but tidy");
+    assert_eq!(fake.leaks(), None, "the program is wrong, but frees everything");
 }
 
 #[test]
@@ -80,10 +80,10 @@ fn a_lawful_program_runs_and_is_acquitted() {
         assert_eq!(work.clone_dtoh(&other).expect("read back"), data);
         ctx.synchronize().expect("idle");
     }
-    acquitted(&fake);
+    reports_nothing(&fake);
 }
 
-/// One read event a slice: the second reader's record replaces the first's, and the free waits for the second only.
+/// A slice has one read event: the second reader's record replaces the first's, and the free waits for the second only.
 fn two_readers(fake: &Fake, first_too: bool) -> Vec<u32> {
     let ctx = context();
     let (home, one, two) = (new(&ctx), new(&ctx), new(&ctx));
@@ -97,7 +97,7 @@ fn two_readers(fake: &Fake, first_too: bool) -> Vec<u32> {
     drop(shared);
     let next = next_owner(&home, at);
     home.synchronize().expect("the next owner has written");
-    assert_eq!(fake.verdict().is_some(), first_too, "judged at once");
+    assert_eq!(fake.verdict().is_some(), first_too, "the oracle reports it at once");
     let seen = one.clone_dtoh(&a).expect("read back");
     drop(next);
     seen
@@ -111,7 +111,7 @@ fn new(ctx: &Arc<CudaContext>) -> Arc<CudaStream> {
 fn hazard_1_the_first_of_two_readers_is_lost() {
     let fake = fake(When::Latest);
     let seen = two_readers(&fake, true);
-    convicted(&fake);
+    reports_the_use(&fake);
     assert_eq!(seen, vec![0; WORDS], "the reader that was not waited for read the next owner's zeroes");
 }
 
@@ -119,10 +119,10 @@ fn hazard_1_the_first_of_two_readers_is_lost() {
 fn hazard_1_one_reader_is_waited_for() {
     let fake = fake(When::Latest);
     two_readers(&fake, false);
-    acquitted(&fake);
+    reports_nothing(&fake);
 }
 
-/// Tracking is on while there is a stream beside the default one, and off when the last such is dropped.
+/// Tracking is on while there is a stream besides the default one, and off when the last of these is dropped.
 fn reader_that_is_dropped(drop_it_first: bool) {
     let ctx = context();
     let home = ctx.default_stream();
@@ -148,14 +148,14 @@ fn reader_that_is_dropped(drop_it_first: bool) {
 fn hazard_2_tracking_switches_itself_off_with_the_last_stream() {
     let fake = fake(When::Latest);
     reader_that_is_dropped(true);
-    convicted(&fake);
+    reports_the_use(&fake);
 }
 
 #[test]
 fn hazard_2_tracking_works_while_the_stream_lives() {
     let fake = fake(When::Latest);
     reader_that_is_dropped(false);
-    acquitted(&fake);
+    reports_nothing(&fake);
 }
 
 /// A stream of another library, wrapped: cudarc does not count it, and tracks nothing.
@@ -186,14 +186,14 @@ fn wrapped_reader(a_stream_of_its_own_too: bool) {
 fn hazard_3_wrapped_streams_are_invisible() {
     let fake = fake(When::Latest);
     wrapped_reader(false);
-    convicted(&fake);
+    reports_the_use(&fake);
 }
 
 #[test]
 fn hazard_3_wrapped_streams_are_seen_while_there_is_one_of_its_own() {
     let fake = fake(When::Latest);
     wrapped_reader(true);
-    acquitted(&fake);
+    reports_nothing(&fake);
 }
 
 /// Two threads, each on its own per-thread default stream, which cudarc takes for one.
@@ -222,14 +222,14 @@ fn per_thread_reader(wait_for_it: bool) {
 fn hazard_3_per_thread_streams_are_taken_for_one() {
     let fake = fake(When::Latest);
     per_thread_reader(false);
-    convicted(&fake);
+    reports_the_use(&fake);
 }
 
 #[test]
 fn hazard_3_per_thread_streams_need_a_wait_of_the_programs_own() {
     let fake = fake(When::Latest);
     per_thread_reader(true);
-    acquitted(&fake);
+    reports_nothing(&fake);
 }
 
 #[test]
@@ -239,17 +239,17 @@ fn hazard_4_a_drop_on_a_fresh_thread_leaks_and_fails_the_next_call() {
         let ctx = context();
         let slice = sevens(&ctx.default_stream());
         let at = address(&slice);
-        std::thread::scope(|s| s.spawn(|| drop(slice)).join()).expect("no panic: the drop says nothing");
+        std::thread::scope(|s| s.spawn(|| drop(slice)).join()).expect("no panic: the drop reports nothing");
         let leaked = fake.leaks().expect("the slice is still there");
         assert!(leaked.contains(&format!("{at:#x}: Pooled")), "{leaked}");
         let why = fake.last_refusal().expect("something was refused");
         assert!(why.ends_with("no context is current on this thread (201)"), "{why}");
-        let next = ctx.mem_get_info().expect_err("an innocent call gets the blame");
+        let next = ctx.mem_get_info().expect_err("another call returns the error");
         assert_eq!(next.0, sys::CUresult::CUDA_ERROR_INVALID_CONTEXT);
         ctx.mem_get_info().expect("only the next one");
     }
     assert_eq!(fake.verdict(), None);
-    let left = fake.leaks().expect("it is lost for good");
+    let left = fake.leaks().expect("it is lost for ever");
     assert_eq!(left.lines().count(), 3, "the slice and its two events: {left}");
 }
 
@@ -267,5 +267,5 @@ fn hazard_4_a_thread_that_binds_the_context_drops_well() {
         std::thread::spawn(drops).join().expect("dropped");
         ctx.mem_get_info().expect("nothing to report");
     }
-    acquitted(&fake);
+    reports_nothing(&fake);
 }

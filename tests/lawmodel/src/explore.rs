@@ -1,5 +1,5 @@
-//! Runs: a random configuration, a random or sticky schedule with threads that freeze, or every schedule of a small
-//! program with a bounded number of preemptions.
+//! Runs: a random configuration and a random schedule, in which a thread may run on for several steps or stand still for many; or every
+//! schedule of a small program with a bounded number of preemptions.
 
 use crate::mutants::*;
 use crate::{program::*, reach::*, truth::*, world::*};
@@ -130,7 +130,7 @@ pub fn run(cfg: &Cfg, m: Mutant, seed: u64, replay: Option<Vec<u16>>, trace: boo
 }
 
 /// Every schedule of one small program with at most `delays` preemptions or device steps; the user's choices are fixed
-/// per thread. Runs, steps, the failure, and whether all schedules were seen.
+/// per thread. Returns the numbers of runs and steps, the failure, and whether all schedules were run.
 pub fn exhaust(cfg: &Cfg, m: Mutant, seed: u64, delays: usize, cap: u64) -> (u64, u64, Option<String>, bool) {
     let (mut dfs, mut runs, mut steps): (Vec<(u16, u16)>, u64, u64) = (vec![], 0, 0);
     loop {

@@ -1,11 +1,11 @@
-//! Physical handles: mapped into a pool, gathered out of all pools, moved to another, trimmed back to the device (O4).
+//! Physical handles: they are mapped into a pool, gathered from all pools, moved to another pool and released to the device (O4).
 //!
-//! Knows the stamps of pieces, but not what an allocation's uses are.
+//! This file knows the stamps of pieces, but not the uses of an allocation.
 
 use crate::mutants::*;
 use crate::{markers::*, reach::*, truth::*, world::*};
 
-/// Takes a slot's mapping away; the judge asks whether that was allowed (O4).
+/// Removes a slot's mapping, and checks that this was allowed (O4).
 pub fn unmap(mut w: WorldRef, s: usize) {
     w.say(|| format!("  unmap slot {s}"));
     if !le(&w.slots[s].acc, &w.dev.host) {
@@ -15,7 +15,7 @@ pub fn unmap(mut w: WorldRef, s: usize) {
     w.slots[s].acc = [0; N];
 }
 
-/// Takes old mappings away whose uses are complete.
+/// Removes the old mappings whose uses are complete.
 pub async fn finish_deferred(w: WorldRef) {
     for s in 0..w.slots.len() {
         if let SlotState::Deferred(h, c) = w.slots[s].st.clone() {
@@ -30,7 +30,7 @@ pub async fn finish_deferred(w: WorldRef) {
     }
 }
 
-/// What was cut: pool, range, stamp.
+/// Pieces that were cut out: pool, range, stamp.
 pub type Pieces = Vec<(usize, usize, usize, Epoch)>;
 
 /// Puts pieces back as they were.
@@ -80,8 +80,8 @@ pub async fn gather(mut w: WorldRef, h: usize) -> Option<Pieces> {
     }
 }
 
-/// What may still use a gathered handle, as its pieces say. Of a pool that lent its part of it the borrower's stamp tells enough: that comes
-/// after the lender's.
+/// The uses of a gathered handle that may be pending: the newest stamp of each pool's pieces. Where a piece migrated, the receiver's stamp is
+/// enough, because the receiver is ordered after the source's stamp.
 fn uses_of(w: WorldRef, ps: &Pieces) -> Vec<(usize, Epoch)> {
     let mut all = [0; N];
     for &(p, _, _, st) in ps {
@@ -94,7 +94,7 @@ fn uses_of(w: WorldRef, ps: &Pieces) -> Vec<(usize, Epoch)> {
     uses
 }
 
-/// A random handle that nobody is busy with.
+/// A random handle that no thread is moving or releasing.
 pub fn pick_handle(mut w: WorldRef, f: impl Fn(&Handle) -> bool) -> Option<usize> {
     let l: Vec<usize> = (0..w.handles.len()).filter(|&h| !w.handles[h].busy && f(&w.handles[h])).collect();
     if l.is_empty() {
@@ -205,7 +205,7 @@ pub async fn grow(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usiz
     r
 }
 
-/// Steals a wholly free handle, by a second mapping if its last uses are pending.
+/// Moves a wholly free handle to `t`'s pool, by a second mapping if its last uses are pending.
 pub async fn move_handle(mut w: WorldRef, t: usize, n: usize, arr: bool, wait: bool) -> Option<usize> {
     let h = pick_handle(w, |h| h.exists)?;
     let s = pick_slot(w, t)?;
@@ -255,7 +255,7 @@ pub async fn move_steps(
     place(w, s, SlotState::Mapped(h));
     w.handles[h].slot = s;
     let allc = uses.iter().all(|&(u, e)| w.is_complete(u, e));
-    w.say(|| format!("  handle {h}: slot {old} -> slot {s} of s{t}, obeyed {uses:?}"));
+    w.say(|| format!("  handle {h}: slot {old} -> slot {s} of s{t}, ordered after {uses:?}"));
     w.st.moves += 1;
     if allc || w.is(Mutant::UnmapEarly) {
         unmap(w, old)
@@ -271,7 +271,7 @@ pub async fn move_steps(
     pause().await;
     lock(w, t).await;
     let (z, pre_st) =
-        (w.is(Mutant::MoveZero), if w.is(Mutant::StampBeforeFactLend) { Some(pre) } else { None });
+        (w.is(Mutant::MoveZero), if w.is(Mutant::StampBeforeFactMigration) { Some(pre) } else { None });
     let old = if w.is(Mutant::VLearnedStamp) && !allc { w.learned(t, &uses) } else { 0 };
     w.enter(t, s * sz, s * sz + sz, allc || z, old, pre_st);
     let r = w.take(t, n, arr, pre);

@@ -1,6 +1,6 @@
-//! A pool's verbs, called with its lock held: insert and merge, enter (O5), cut, take (O7); and the judge of accesses.
+//! The operations on a pool's ranges, called with its lock held: insert and merge, enter (O5), cut, take (O7); and the check of each access.
 //!
-//! Knows stamps and ranges, but makes no marker and waits for nothing.
+//! This file knows stamps and ranges, but makes no marker and waits for nothing.
 
 use crate::mutants::*;
 use crate::{truth::*, world::*};
@@ -15,12 +15,12 @@ impl World {
     pub fn ordered(&self, t: usize, k: &Known, u: usize, e: Epoch) -> bool {
         u == t || k[u] >= e || self.is_complete(u, e)
     }
-    /// The stamp of now: one above the newest number reserved.
+    /// The stamp of what happens now: one above the newest number reserved.
     pub fn next(&self, u: usize) -> Epoch {
         let frozen = self.is(Mutant::CloseEarly) && u < self.cfg.ns && self.pools[u].closed;
         self.timelines[u].submitted + if self.is(Mutant::StampNotPlusOne) || frozen { 0 } else { 1 }
     }
-    /// Variant: the stamp that the ordering facts need: the first number reserved after they were learnt.
+    /// For a variant: the least stamp that covers these uses, the first number reserved after their order became known.
     pub fn learned(&self, t: usize, needs: &[(usize, Epoch)]) -> Epoch {
         needs
             .iter()
@@ -53,16 +53,16 @@ impl World {
         }
         v
     }
-    // --- heap verbs (pool lock held)
-    /// A range's stamp is written to the units that it touches, by maximum.
+    // --- operations of the heap (pool lock held)
+    /// Writes a range's stamp to the units that it touches; a unit keeps the maximum.
     fn write_units(&mut self, p: usize, lo: usize, hi: usize, st: Epoch) {
         let (h, overwrites) = (self.cfg.h, self.is(Mutant::UnitOverwritten));
         for unit in &mut self.pools[p].units[lo / h..=(hi - 1) / h] {
             *unit = if overwrites { st } else { st.max(*unit) }
         }
     }
-    /// Insert and merge; no stamp law here but that parts keep theirs: where ranges with different stamps merge, each that is not mixed yet is
-    /// written to its units first.
+    /// Inserts a range and merges it with its neighbours. Parts keep their stamps: where ranges with different stamps merge, the stamp of each
+    /// that is not mixed yet is written to its units first.
     pub fn put(&mut self, p: usize, lo: usize, hi: usize, st: Epoch, mixed: bool) {
         let res = self.cfg.h * self.cfg.spp;
         let (mut lo, mut hi, mut st, mut mixed) = (lo, hi, st, mixed);
@@ -97,13 +97,13 @@ impl World {
         }
         self.pools[p].free.push(Free { lo, hi, st, mixed });
     }
-    /// A range with a stamp of pool p's stream arrives or is freed: all of it has that stamp.
+    /// A range enters pool p or is freed there: all of it has this stamp of p's stream.
     pub fn give(&mut self, p: usize, lo: usize, hi: usize, st: Epoch, at_free: bool) {
-        // The mutant: it counts as written to its units, and is not.
+        // The mutant: the range is marked as mixed although its stamp was not written to its units.
         let unwritten = !at_free && self.is(Mutant::HandleStampAtFreeOnly);
         self.put(p, lo, hi, st, unwritten)
     }
-    /// O5. `old`: what it carried before (only mutants look at it); `pre`: submitted+1 read before the ordering fact.
+    /// O5. `old`: the range's stamp before (only mutants use it); `pre`: submitted + 1, read before the order was checked (mutants).
     pub fn enter(
         &mut self,
         p: usize,
@@ -127,7 +127,7 @@ impl World {
         self.give(p, lo, hi, st, false);
         st
     }
-    /// Cuts `lo..hi` out of a free range; head and tail stay.
+    /// Cuts `lo..hi` out of a free range; the parts before and after it stay free.
     pub fn cut_free(&mut self, p: usize, i: usize, lo: usize, hi: usize) {
         let f = self.pools[p].free.swap_remove(i);
         let rest = if self.is(Mutant::SplitRemainderZero) { 0 } else { f.st };
@@ -138,7 +138,7 @@ impl World {
         if hi < f.hi {
             self.pools[p].free.push(Free { lo: hi, hi: f.hi, st: rest, mixed })
         }
-        // A unit none of which is free has no stamp: what enters brings its own.
+        // A unit without free bytes needs no stamp: what enters has one.
         let h = self.cfg.h;
         for unit in lo / h..=(hi - 1) / h {
             let free = self.pools[p].free.iter().any(|f| f.lo < (unit + 1) * h && unit * h < f.hi);
@@ -147,14 +147,14 @@ impl World {
             }
         }
     }
-    /// Upper bound of the stamps of a part of a free chunk: the chunk's, and of a mixed one its units' too.
+    /// An upper bound of the stamps of a part of a free chunk: the chunk's stamp, and for a mixed chunk at most the newest of the part's units.
     pub fn eff(&self, p: usize, f: &Free, lo: usize, hi: usize) -> Epoch {
         let h = self.cfg.h;
         let last = if self.is(Mutant::UnitFirstOnly) { lo } else { hi - 1 };
         let units = &self.pools[p].units[lo / h..=last / h];
         if f.mixed { f.st.min(units.iter().copied().max().unwrap_or(0)) } else { f.st }
     }
-    /// Take n cells from a free chunk of p (lock held); birth stamp O7; ground truth: new owner.
+    /// Takes n cells from a free chunk of p (lock held), with a birth stamp (O7). In the ground truth the cells get a new owner.
     pub fn take(&mut self, p: usize, n: usize, array: bool, pre_birth: Epoch) -> Option<usize> {
         let c: Vec<usize> = (0..self.pools[p].free.len())
             .filter(|&i| self.pools[p].free[i].hi - self.pools[p].free[i].lo >= n)

@@ -1,6 +1,7 @@
-//! Markers on a stream (O8): made, waited on, queried, synchronised with, owed (O9), and the one that closes a stream.
+//! Markers on a stream (O8): how they are made, waited for and queried, how a stream is synchronised, markers that are due (O9), and the
+//! marker that closes a stream.
 //!
-//! Every driver call, lock hand-over and bare atomic is a [`pause`]: a point where anybody else may run. Knows no range.
+//! Every driver call, change of a lock's holder and bare atomic is a [`pause`], at which another thread may run. This file knows no ranges.
 
 use crate::mutants::*;
 use crate::{reach::*, truth::*, world::*};
@@ -20,7 +21,7 @@ pub async fn make_marker(mut w: WorldRef, u: usize) -> Option<Mark> {
     r
 }
 
-/// The four steps, each of which somebody may come between.
+/// The four steps; another thread may run between any two of them.
 pub async fn marker_steps(mut w: WorldRef, u: usize) -> Option<Mark> {
     let ev = w.dev.new_event();
     let mut n = 0;
@@ -74,15 +75,15 @@ pub async fn marker_steps(mut w: WorldRef, u: usize) -> Option<Mark> {
     Some(mk)
 }
 
-/// Orders `t` after epoch `e` of `u` by an inserted wait. `need` is the truth, to count waits beyond it; `kind` says for
-/// whom: 0 lend or move, 1 birth, 2 array, 3 the user asked.
+/// Orders `t` after epoch `e` of `u` by an inserted wait. `need` is the ground truth, by which unnecessary waits are counted; `kind` is what
+/// the wait is for: 0 a migration or move, 1 a birth stamp, 2 an array's uses, 3 the user's own call.
 pub async fn wait_for(mut w: WorldRef, t: usize, u: usize, e: Epoch, need: Clock, kind: u8) -> bool {
     for _ in 0..30 {
         if w.ordered(t, &w.timelines[t].k, u, e) {
             return true;
         }
         if w.is(Mutant::VQueryBeforeWait) && kind != 3 {
-            fold(w, u).await;
+            poll_completed(w, u).await;
             if w.ordered(t, &w.timelines[t].k, u, e) {
                 return true;
             }
@@ -180,7 +181,7 @@ async fn marker_for(w: WorldRef, u: usize, e: Epoch) -> Option<Mark> {
         if let Some(m) = w.timelines[u].marks.iter().filter(|m| m.n >= e).min_by_key(|m| m.n) {
             return Some(m.clone());
         }
-        // Between the look and the making anybody may run.
+        // Another thread may run between the search for a marker and the making of one.
         pause().await;
         match make_marker(w, u).await {
             Some(m) if m.n >= e => return Some(m),
@@ -192,8 +193,8 @@ async fn marker_for(w: WorldRef, u: usize, e: Epoch) -> Option<Mark> {
     None
 }
 
-/// Orders `t` after all of these: a marker for each that is missing, looked up or made one after the other; then the waits. One
-/// is left out only if `t`'s clock of just then says so.
+/// Orders `t` after all of these: it finds or makes a marker for each that `t` is not ordered after, one after the other; then it waits. A
+/// wait is left out only if `t`'s clock covers the use at that moment.
 pub async fn wait_for_all(mut w: WorldRef, t: usize, needs: &[(usize, Epoch, Clock)]) -> bool {
     let mut found: Vec<(usize, Epoch, Clock, Mark)> = vec![];
     for &(u, e, need) in needs {
@@ -245,7 +246,7 @@ pub fn set_complete(mut w: WorldRef, u: usize, n: Epoch) {
 }
 
 /// Queries one published marker of `u`.
-pub async fn fold(mut w: WorldRef, u: usize) {
+pub async fn poll_completed(mut w: WorldRef, u: usize) {
     let c = w.timelines[u].complete;
     let l: Vec<Mark> = w.timelines[u].marks.iter().filter(|m| m.n > c).cloned().collect();
     if l.is_empty() {
@@ -275,10 +276,10 @@ pub async fn fold(mut w: WorldRef, u: usize) {
     }
 }
 
-/// Stream synchronise: the number it proves is taken before the call.
+/// Synchronises a stream: the number that this proves complete is read before the call.
 pub async fn sync(mut w: WorldRef, u: usize) {
     if w.choose(2) == 0 {
-        // Reserving a number makes it prove every stamp handed out so far.
+        // With a reserved number it proves every stamp that was given out so far.
         w.timelines[u].submitted += 1
     }
     let n = w.timelines[u].submitted;
@@ -301,7 +302,7 @@ pub async fn sync(mut w: WorldRef, u: usize) {
 }
 
 /// Makes the marker that has fallen due on `u`.
-pub async fn serve_due(mut w: WorldRef, u: usize) {
+pub async fn make_due_marker(mut w: WorldRef, u: usize) {
     if !w.timelines[u].due {
         return;
     }
@@ -314,8 +315,8 @@ pub async fn serve_due(mut w: WorldRef, u: usize) {
     }
 }
 
-/// Closes a dropped stream: the flag under the pool's lock, then the closing marker, then no maker of markers is left,
-/// then the native stream goes.
+/// Closes a dropped stream: it sets the flag under the pool's lock, makes the closing marker, waits until no thread makes a marker on the
+/// stream, and destroys the native stream.
 pub async fn try_close(mut w: WorldRef, u: usize) {
     lock(w, u).await;
     let idle = w.pools[u].live == 0 && w.timelines[u].open == 0;

@@ -1,12 +1,12 @@
-//! Every way of getting the laws wrong that the model can be asked to try, and the variants that are right.
+//! The mutants of the laws that the model can run, and the variants that are also correct.
 //!
-//! A mutant breaks one clause; the search must find an execution that goes wrong. Names that begin with `V` and a few
-//! marked "stays clean" must not be found: they say which freedom the implementation has. This file does not know how a
-//! mutant is carried out: grep for its name.
+//! A mutant breaks one clause, and the search must find an execution that violates something. Names that begin with `V` and a few
+//! marked "stays clean" must not be found: they are freedoms that the implementation has. This file lists the mutants; the code that
+//! implements one is found by a search for its name.
 
 macro_rules! mutants {
     ($($(#[doc = $doc:literal])* $name:ident,)*) => {
-        /// Which clause is broken; `None` is the laws as they stand.
+        /// Which clause is broken; `None` is the laws themselves.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum Mutant { $($(#[doc = $doc])* $name),* }
         /// All of them, in the order of the laws.
@@ -19,13 +19,13 @@ mutants! {
     None,
 
     // O1, reuse
-    /// A drain is content with one of several uses being ordered.
+    /// A drain takes a range as soon as one of its several uses is ordered.
     OneOfTwoUses,
     /// A failed query counts as "ready".
     QueryErrorReady,
     /// A stamp is `submitted`, not `submitted + 1`.
     StampNotPlusOne,
-    /// What a split leaves behind is stamped "complete".
+    /// The remainder of a split is stamped "complete".
     SplitRemainderZero,
     /// A merge keeps the older stamp.
     MergeMin,
@@ -33,30 +33,30 @@ mutants! {
     MergeLeft,
 
     // O4, release
-    /// A moved handle's old mapping goes at once.
+    /// A moved handle's old mapping is removed at once.
     UnmapEarly,
-    /// A moved handle's old mapping waits for its home stream only.
+    /// A moved handle's old mapping is removed when the uses of its home stream are complete, whatever the other streams' are.
     UnmapHomeOnly,
     /// Memory is released when its uses are ordered, not complete.
     ReleaseOnOrder,
-    /// An old mapping may go early because another one exists.
+    /// An old mapping is removed early because another one exists.
     UnmapNotOnlyMapping,
 
     // O5, restamp on entry
     /// A drained range keeps the stamp it was freed with.
     DrainKeepsStamp,
-    /// A lent range keeps the lender's stamp.
-    LendKeepsStamp,
-    /// A lend loads the new stamp before its ordering facts are checked.
-    StampBeforeFactLend,
+    /// A migrated range keeps the stamp of the pool that it came from.
+    MigrationKeepsStamp,
+    /// A migration loads the new stamp before it checks the order.
+    StampBeforeFactMigration,
     /// The same in a drain (stays clean).
     StampBeforeFactDrain,
     /// The same in a free (rare: found by long searches only).
     StampBeforeFactFree,
-    /// Ranges enter with stamp 0 when their uses are merely ordered.
+    /// Ranges enter with stamp 0 when their uses are ordered but not complete.
     ZeroIfOrdered,
-    /// A drain gives stamp 0 without asking for the home stamp.
-    ZeroForeignOnly,
+    /// A drain gives stamp 0 if the cross-stream uses are complete, without a check of the home stamp.
+    ZeroCrossStreamOnly,
     /// A moved handle enters with stamp 0.
     MoveZero,
     /// A range put back after a failed wait loses its stamp.
@@ -65,11 +65,11 @@ mutants! {
     UpstreamZero,
     /// Nothing ever enters with stamp 0 (stays clean, with more waits).
     NeverZero,
-    /// A closed pool restamps what it drains, with a marker that nobody will record.
+    /// A closed pool stamps what it drains with the number of a marker that will never be recorded.
     ClosedStampC1,
     /// A closed pool admits ordered ranges under its last marker (stays clean).
     ClosedAdmitsOrdered,
-    /// A closed pool refuses a range that comes back unchanged.
+    /// A closed pool refuses a range that is put back unchanged.
     ClosedRefusesPutBack,
 
     // O6, uses
@@ -77,8 +77,8 @@ mutants! {
     SealEarly,
     /// A range in flight has no home stamp.
     NoHomeInflight,
-    /// Lending from in flight obeys the foreign uses only.
-    LendInflForeignOnly,
+    /// A migration of a range in flight waits for the cross-stream uses only.
+    MigrationInflCrossStreamOnly,
     /// A write replaces every other write.
     OneLastWrite,
     /// A whole-array write replaces open uses too.
@@ -89,7 +89,7 @@ mutants! {
     ReplaceOnMarkFail,
     /// A read replaces too.
     ReplaceUnordered,
-    /// A need before the free closes the open use it waited for.
+    /// An operation that waits for an open use before the free closes that use.
     NeedClosesOpen,
     /// Two operations share one open entry.
     SharedOpenEntry,
@@ -101,12 +101,12 @@ mutants! {
     RegisterAfterOp,
     /// A free lowers the count of open uses before it seals them.
     OpenDroppedBeforeSeal,
-    /// A lent use is sealed with the number at its call.
-    LentSealedAtCall,
-    /// A write to a part of the array ends lent uses too.
-    LentEndsAtPart,
-    /// A read of the whole ends lent uses too.
-    LentEndsAtRead,
+    /// A borrowed use is sealed with the number at its call.
+    BorrowSealedAtCall,
+    /// A write to a part of the array ends borrowed uses too.
+    BorrowEndsAtPart,
+    /// A read of the whole array ends borrowed uses too.
+    BorrowEndsAtRead,
 
     // O7, birth
     /// An allocation has no birth stamp.
@@ -119,78 +119,78 @@ mutants! {
     CountAfterRecord,
     /// The clock is copied after the record.
     CopyAfterRecord,
-    /// A wait joins the other stream's clock of now, not the marker's copy.
+    /// A wait joins the other stream's current clock, not the marker's copy.
     CopyAtWait,
     /// A wait joins no copy (stays clean, with more waits).
     NoCopyTravels,
     /// A marker is published before its record.
     PublishBeforeRecord,
-    /// The clock grows before the wait is enqueued.
+    /// The clock is updated before the wait is enqueued.
     KBeforeWait,
     /// A failed record publishes its number.
     FailedRecordCounts,
-    /// A query proves the number of after the call.
+    /// A query that answers "ready" proves the newest number after the call, instead of its marker's.
     QueryNumberAfter,
-    /// A synchronise proves the number of after the call.
+    /// A synchronise proves the newest number after the call, instead of the one before it.
     SyncNumberAfter,
 
     // O1 for several uses at once
     /// A wait is left out because another candidate's marker covers its use.
     CoverOther,
-    /// The same, and of two that cover each other the first is waited for.
+    /// The same, except that of two which cover each other's use the first is waited for.
     CoverTie,
 
     // O9, drop and due markers
-    /// Due markers are served behind the launch (stays clean: they cover more).
+    /// Due markers are made after the launch (stays clean: they cover more).
     DueAfterLaunch,
     /// A failed marker clears the due flag (stays clean: later ones are made on demand).
     DueClearedOnFail,
 
     // Kinds of streams, closing
-    /// A pool closes with live allocations, and its stamps freeze.
+    /// A pool closes with live allocations, and its stamps do not increase after that.
     CloseEarly,
-    /// Closed is set after the closing marker.
+    /// The closed flag is set after the closing marker.
     ClosedFlagLate,
-    /// The native stream goes while somebody is making a marker on it.
+    /// The native stream is destroyed while a thread is making a marker on it.
     DestroyWhileMarking,
-    /// A free with unknown uses asks the known streams only.
+    /// A free with unknown uses records uses of the known streams only.
     UnknownKnownOnly,
-    /// A free with unknown uses is content with the newest context-wide marker there is.
+    /// A free with unknown uses is covered by the newest context-wide marker that exists, instead of the next one.
     CtxMarkerAtMostOnce,
 
     // Moving handles
     /// A second mapping is made without waiting for the handle's uses.
     SecondMapNoWait,
-    /// A move obeys the stamp of one pool's pieces of the handle.
+    /// A move waits for the stamp of one pool's pieces of the handle, not of all pools'.
     HandleOneStamp,
-    /// Frees are written to units, other entries count as if they were.
+    /// Only a free's stamp is written to units; other ranges that enter are treated as if theirs were.
     HandleStampAtFreeOnly,
     /// A unit keeps the stamp that was written last, instead of the latest.
     UnitOverwritten,
     /// Where ranges merge, only the one that arrives is written to its units.
     UnitNeighbourUnwritten,
-    /// A unit has no stamp any more when a part of it leaves or is taken.
+    /// A unit loses its stamp when a part of it leaves or is taken.
     UnitForgottenAtPart,
     /// The stamp of a part is that of the first unit it touches.
     UnitFirstOnly,
-    /// Only the asker's in-flight ranges are drained.
+    /// Only the in-flight ranges of the requesting stream's pool are drained.
     DrainOwnOnly,
 
-    // Sound variants: freedoms and improvements
-    /// What a cut leaves of a mixed range counts as not mixed.
+    // Correct variants: freedoms and improvements
+    /// The remainder of a mixed range after a cut counts as not mixed.
     VMixedForgotten,
     /// The birth stamp is the chunk's stamp.
     VBirthIsChunkStamp,
-    /// Only the newest need per stream is waited for.
+    /// An operation waits for the newest use of each stream only.
     VMaxPerStream,
     /// Both of the above.
     VBirthAndMax,
     /// A wait is preceded by a query.
     VQueryBeforeWait,
-    /// Entries carry the first number reserved after their facts were learnt.
+    /// A range enters with the first number reserved after its order became known.
     VLearnedStamp,
-    /// A completed marker completes everything in its copy.
+    /// A completed marker completes everything in its copy of the clock.
     VDoneJoinsCopy,
-    /// A context-wide marker's copy is what every stream had submitted.
+    /// A context-wide marker's copy of the clock has the newest number of every stream.
     VCtxCopiesSubmitted,
 }

@@ -1,11 +1,11 @@
-//! The meeting floor: free (O5, O6), drain, lend, a bounded wait, and the miss ladder of an allocation.
+//! What happens to ranges between streams: free (O5, O6), drain, migration, a bounded wait of the host, and the miss ladder of an allocation.
 //!
-//! The order of the rungs is random here, because the laws must hold in any.
+//! The order of the rungs is random here, because the laws must hold in every order.
 
 use crate::mutants::*;
 use crate::{handles::*, markers::*, reach::*, truth::*, world::*};
 
-/// Own in-flight ranges of pool p whose uses are all complete or ordered before p.
+/// Drains pool p: its ranges in flight whose uses are all complete or ordered before p's stream become free.
 pub async fn drain(mut w: WorldRef, p: usize) {
     lock(w, p).await;
     let mut i = 0;
@@ -20,7 +20,7 @@ pub async fn drain(mut w: WorldRef, p: usize) {
         };
         let k = w.timelines[p].k;
         let allc = f.uses.iter().all(|&(u, e)| w.is_complete(u, e))
-            && (w.is_complete(p, f.home) || w.is(Mutant::ZeroForeignOnly));
+            && (w.is_complete(p, f.home) || w.is(Mutant::ZeroCrossStreamOnly));
         let ord = if w.is(Mutant::OneOfTwoUses) {
             f.uses.iter().any(|&(u, e)| w.ordered(p, &k, u, e))
         } else {
@@ -54,7 +54,7 @@ pub async fn drain(mut w: WorldRef, p: usize) {
     unlock(w, p);
 }
 
-/// The user drops an allocation: seal its uses, then into the free state or in flight.
+/// The user drops an allocation: its uses are sealed, then its range becomes free or goes in flight.
 pub async fn free(mut w: WorldRef, id: usize) {
     let p = w.allocs[id].pool;
     if w.allocs[id].unknown {
@@ -137,8 +137,9 @@ pub async fn free(mut w: WorldRef, id: usize) {
     unlock(w, p);
 }
 
-/// Takes a range of another pool, by order alone or with inserted waits.
-pub async fn lend(
+/// Migrates a range to `t`'s pool if `t` is ordered after its uses. With `wait` it inserts the waits that are missing, and takes ranges in
+/// flight too.
+pub async fn migrate(
     mut w: WorldRef,
     t: usize,
     n: usize,
@@ -176,7 +177,8 @@ pub async fn lend(
     let (lo, hi, st, infl);
     if let Some(i) = c.1 {
         let f = w.pools[a].infl.swap_remove(i);
-        let cut = if w.choose(2) == 0 { f.hi } else { f.lo + n }; // a piece: the rest stays in flight with all its uses
+        // All of it, or a piece: the rest stays in flight with all its uses.
+        let cut = if w.choose(2) == 0 { f.hi } else { f.lo + n };
         if cut < f.hi {
             w.pools[a].infl.push(Infl { lo: cut, ..f.clone() })
         }
@@ -202,7 +204,7 @@ pub async fn lend(
     unlock(w, a);
     let need = w.need_clock(lo, hi);
     let mut needs = infl.clone().unwrap_or_default();
-    if !(infl.is_some() && w.is(Mutant::LendInflForeignOnly)) {
+    if !(infl.is_some() && w.is(Mutant::MigrationInflCrossStreamOnly)) {
         needs.push((a, st))
     }
     pause().await;
@@ -214,7 +216,7 @@ pub async fn lend(
         }
     }
     if !ok || (wait && w.fault()) {
-        w.say(|| format!("  lend fails: [{lo},{hi}) goes back"));
+        w.say(|| format!("  migration fails: [{lo},{hi}) goes back"));
         if let Some(uses) = infl {
             lock(w, a).await;
             w.pools[a].infl.push(Infl { lo, hi, uses, home: st });
@@ -230,21 +232,21 @@ pub async fn lend(
     let (old, pre_st) = (
         if w.is(Mutant::VLearnedStamp) && !allc {
             w.learned(t, &needs)
-        } else if w.is(Mutant::LendKeepsStamp) {
+        } else if w.is(Mutant::MigrationKeepsStamp) {
             st.max(1)
         } else {
             0
         },
-        if w.is(Mutant::StampBeforeFactLend) { Some(pre) } else { None },
+        if w.is(Mutant::StampBeforeFactMigration) { Some(pre) } else { None },
     );
     let s = w.enter(t, lo, hi, allc, old, pre_st);
-    w.say(|| format!("  lent [{lo},{hi}) s{a} -> s{t}, stamp {s}"));
+    w.say(|| format!("  migrated [{lo},{hi}) s{a} -> s{t}, stamp {s}"));
     if infl.is_some() {
-        w.st.lend_infl += 1
+        w.st.migrated_infl += 1
     } else if wait {
-        w.st.lendw += 1
+        w.st.migrated_waiting += 1
     } else {
-        w.st.lend += 1
+        w.st.migrated += 1
     }
     let r = w.take(t, n, arr, pre);
     unlock(w, t);
@@ -262,17 +264,17 @@ pub async fn alloc(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usi
         w.st.hits += 1;
         return r;
     }
-    serve_due(w, t).await;
+    make_due_marker(w, t).await;
     for round in 0..if w.quiet { 16 } else { 5 } {
         let rung = if w.quiet { [0, 7, 6, 1, 2, 3, 4, 0][round % 8] } else { w.choose(8) };
         let r = match rung {
             0 => {
                 for u in 0..w.cfg.ns {
                     if w.quiet || w.choose(3) == 0 {
-                        fold(w, u).await
+                        poll_completed(w, u).await
                     }
                 }
-                fold(w, CTX).await;
+                poll_completed(w, CTX).await;
                 if w.is(Mutant::DrainOwnOnly) || (!w.quiet && w.choose(2) == 0) {
                     drain(w, t).await
                 } else {
@@ -290,14 +292,14 @@ pub async fn alloc(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usi
                 let mut r = None;
                 for a in 0..w.cfg.ns {
                     if r.is_none() {
-                        r = lend(w, t, n, arr, rung == 3, Some(a)).await
+                        r = migrate(w, t, n, arr, rung == 3, Some(a)).await
                     }
                 }
                 r
             }
-            1 => lend(w, t, n, arr, false, None).await,
+            1 => migrate(w, t, n, arr, false, None).await,
             2 => grow(w, t, n, arr).await,
-            3 => lend(w, t, n, arr, true, None).await,
+            3 => migrate(w, t, n, arr, true, None).await,
             4 | 5 => {
                 if w.cfg.mv {
                     let b = w.quiet || w.choose(2) == 0;
@@ -334,7 +336,7 @@ pub async fn alloc(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usi
     None
 }
 
-/// Host wait for something pending anywhere (rung 8); at quiescence for all of it.
+/// The host waits for something pending in any pool (rung 8); at quiescence for everything.
 pub async fn bounded_wait(mut w: WorldRef) {
     let mut l: Vec<(usize, Epoch)> = vec![];
     for p in 0..w.cfg.ns {
@@ -368,7 +370,7 @@ pub async fn bounded_wait(mut w: WorldRef) {
         }
         for _ in 0..12 {
             pause().await;
-            fold(w, u).await;
+            poll_completed(w, u).await;
             if w.is_complete(u, e) {
                 break;
             }

@@ -1,6 +1,6 @@
-//! Random user programs that are themselves correct, and what must be possible when they are over.
+//! Random user programs that are correct, and what must be possible when they are over.
 //!
-//! A user orders what it launches on its own by its own events; so whatever goes wrong is the allocator's fault.
+//! A user orders its own launches with its own events, so every violation is the allocator's.
 
 use crate::mutants::*;
 use crate::{handles::*, markers::*, pools::*, reach::*, truth::*, uses::*};
@@ -96,7 +96,7 @@ pub async fn user(mut w: WorldRef) {
                     continue;
                 }
                 let id = l[w.choose(l.len())];
-                w.allocs[id].acts.push((0, 99, true)); // nobody else uses it from here on
+                w.allocs[id].acts.push((0, 99, true)); // from here on no other task uses it
                 free(w, id).await;
             }
             4 => {
@@ -108,7 +108,7 @@ pub async fn user(mut w: WorldRef) {
                 w.say(|| format!("user: s{t}.wait_for(s{u})"));
                 wait_for(w, t, u, e, [0; N], 3).await;
                 if w.choose(3) == 1 {
-                    // Two streams that are kept in step.
+                    // Two streams that wait for each other.
                     let e = w.next(t);
                     w.say(|| format!("user: s{u}.wait_for(s{t})"));
                     wait_for(w, u, t, e, [0; N], 3).await;
@@ -129,13 +129,13 @@ pub async fn user(mut w: WorldRef) {
                 let ns = w.cfg.ns;
                 let u = w.choose(ns);
                 if w.choose(2) == 0 {
-                    fold(w, u).await
+                    poll_completed(w, u).await
                 } else if !w.dev.gone[u] && !w.timelines[u].dropped {
                     w.timelines[u].users += 1;
                     sync(w, u).await;
                     w.timelines[u].users -= 1
                 }
-                fold(w, CTX).await
+                poll_completed(w, CTX).await
             }
             7 => {
                 if let Some(t) = lib_stream(w, 9) {
@@ -168,7 +168,7 @@ pub async fn user(mut w: WorldRef) {
     }
 }
 
-/// An operation with this array and one or two others, if they are nobody's at the moment.
+/// An operation with this array and one or two others, if no other task uses them.
 async fn joint(mut w: WorldRef, id: usize, t: usize) {
     let free = |w: &WorldRef, i: usize| w.allocs[i].live && w.allocs[i].array && w.allocs[i].acts.is_empty();
     let mut operands = vec![];
@@ -200,10 +200,10 @@ async fn joint(mut w: WorldRef, id: usize, t: usize) {
     w.timelines[t].users -= 1;
 }
 
-/// Another library, given the array for a call or a few: it queues what it likes on its stream while it borrows, and nobody
-/// hears of the end.
+/// Another library borrows the array for one call or two. While it does it may queue work on its stream, and the allocator is not notified when
+/// the borrow ends.
 pub async fn borrow(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) {
-    if lend_use(w, id, t, wr, lo, hi).await {
+    if begin_borrow(w, id, t, wr, lo, hi).await {
         for _ in 0..1 + w.choose(2) {
             pause().await;
             w.access(id, t, wr, lo, hi);
@@ -211,8 +211,7 @@ pub async fn borrow(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, h
     }
 }
 
-/// The user's own launch, ordered after the allocation (and, on arrays, after conflicting accesses) by the user's own
-/// events.
+/// A launch by the user, who orders it with their own events: after the allocation and, on arrays, after conflicting accesses.
 pub async fn raw_use(mut w: WorldRef, id: usize, n: usize, home: usize) {
     if w.allocs[id].acts.iter().any(|a| a.1 == 99 || w.allocs[id].array) {
         return;
@@ -255,8 +254,7 @@ pub async fn raw_use(mut w: WorldRef, id: usize, n: usize, home: usize) {
     w.allocs[id].acts.swap_remove(i);
 }
 
-/// Quiescence: everything is freed; then some stream must be able to get all memory (L1) and all of it must be
-/// releasable (L2).
+/// Quiescence: everything is freed. Then some stream must be able to get all memory (L1), and every handle must be releasable (L2).
 pub async fn finale(mut w: WorldRef) {
     w.quiet = true;
     w.say(|| "--- quiescence".into());
@@ -272,7 +270,7 @@ pub async fn finale(mut w: WorldRef) {
     let mut ids = vec![];
     if w.choose(2) == 0 {
         for _ in 0..w.cfg.nh * w.cfg.h {
-            // Unit requests: no fragmentation can excuse a refusal.
+            // Requests of one cell: fragmentation cannot explain a refusal.
             match alloc(w, t, 1, false).await {
                 Some(id) => ids.push(id),
                 None => {
@@ -289,9 +287,9 @@ pub async fn finale(mut w: WorldRef) {
     for _ in 0..3 {
         bounded_wait(w).await;
         for u in 0..w.cfg.ns {
-            fold(w, u).await
+            poll_completed(w, u).await
         }
-        fold(w, CTX).await;
+        poll_completed(w, CTX).await;
         for p in 0..w.cfg.ns {
             if p == t || !w.is(Mutant::DrainOwnOnly) {
                 drain(w, p).await
@@ -308,7 +306,7 @@ pub async fn finale(mut w: WorldRef) {
     }
 }
 
-/// What the pools hold, for a failure's text.
+/// The pools' contents, for a failure's message.
 pub fn state(w: WorldRef) -> String {
     (0..w.cfg.ns)
         .map(|p| {

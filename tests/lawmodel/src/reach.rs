@@ -1,4 +1,4 @@
-//! How the tasks of a run reach its one world, and a pool's lock. Does not know the laws.
+//! How the tasks of a run access its one world, and a pool's lock. This file does not know the laws.
 
 use crate::truth::*;
 use crate::world::*;
@@ -24,7 +24,7 @@ impl DerefMut for WorldRef {
     }
 }
 
-/// Takes a pool's lock, waiting for its holder.
+/// Takes a pool's lock, after its holder released it.
 pub async fn lock(mut w: WorldRef, p: usize) {
     while w.pools[p].lock {
         w.blocked = true;
@@ -33,7 +33,7 @@ pub async fn lock(mut w: WorldRef, p: usize) {
     w.pools[p].lock = true;
 }
 
-/// Gives it back.
+/// Releases it.
 pub fn unlock(mut w: WorldRef, p: usize) {
     w.pools[p].lock = false
 }

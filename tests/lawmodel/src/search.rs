@@ -1,4 +1,4 @@
-//! Many runs until one fails, and a failing run made small.
+//! Runs until one fails, and shrinks a failing run.
 
 use crate::mutants::*;
 use crate::{explore::*, world::*};
@@ -15,7 +15,7 @@ pub struct Found {
     pub why: String,
 }
 
-/// Runs until `best_of` failures or `max_steps`; steps and runs done, and the shortest failure.
+/// Runs until `best_of` failures or `max_steps`. Returns the numbers of steps and runs, and the shortest failure.
 pub fn search(
     m: Mutant,
     seed: u64,
@@ -53,7 +53,7 @@ pub fn code(s: &str) -> &str {
     s.split(' ').next().unwrap_or("")
 }
 
-/// Fewer, then smaller choices that still fail in the same way.
+/// Fewer choices, then smaller ones, with which the run still fails in the same way.
 pub fn shrink(cfg: &Cfg, m: Mutant, rec: Vec<u16>, why: &str, secs: f64) -> (Cfg, Vec<u16>) {
     let (mut cfg, mut best) = (cfg.clone(), rec);
     let t0 = Instant::now();
@@ -119,13 +119,37 @@ pub fn shrink(cfg: &Cfg, m: Mutant, rec: Vec<u16>, why: &str, secs: f64) -> (Cfg
 pub fn add(a: &mut Stats, b: &Stats) {
     macro_rules! s { ($($f:ident),*) => { $(a.$f += b.$f;)* } }
     s!(
-        idone, made, mademore, allocs, hits, lend, lendw, lend_infl, moves, second, trims, marks, due_marks,
-        waits, implied, more, bwaits, bimplied, awaits, aimplied, amore, syncs, oom, closed, unknown, infl,
+        idone,
+        made,
+        mademore,
+        allocs,
+        hits,
+        migrated,
+        migrated_waiting,
+        migrated_infl,
+        moves,
+        second,
+        trims,
+        marks,
+        due_marks,
+        waits,
+        implied,
+        more,
+        bwaits,
+        bimplied,
+        awaits,
+        aimplied,
+        amore,
+        syncs,
+        oom,
+        closed,
+        unknown,
+        infl,
         drained
     );
 }
 
-/// Shrinks a failure and prints what happened in it.
+/// Shrinks a failure and prints its trace.
 pub fn show(f: &Found, m: Mutant, secs: f64) {
     let (c, v) = shrink(&f.cfg, m, f.rec.clone(), &f.why, secs);
     let w = run(&c, m, 1, Some(v.clone()), true);
@@ -140,7 +164,7 @@ pub fn show(f: &Found, m: Mutant, secs: f64) {
     }
 }
 
-/// A share.
+/// The ratio of two counts.
 pub fn r(a: u64, b: u64) -> f64 {
     a as f64 / b.max(1) as f64
 }

@@ -1,10 +1,10 @@
-//! The laws run clean, and a model that cannot find a planted error is broken: what it must find, and by when.
+//! The laws run clean, and the model finds planted errors: which mutants it must find, and within how many steps.
 
 use crate::mutants::Mutant::{self, *};
 use crate::search::search;
 use crate::world::Stats;
 
-/// The seed of all: another one finds the same, at other steps.
+/// The seed of all searches: with another one the same mutants are found, at other steps.
 const SEED: u64 = 12345;
 
 /// Whether something is found within so many million steps.
@@ -22,13 +22,13 @@ fn the_laws_run_clean() {
     assert!(!finds(None, 10));
 }
 
-/// A wording that differs and breaks nothing.
+/// A variant that is also correct.
 #[test]
 fn a_copy_that_joins_whatever_is_complete_runs_clean() {
     assert!(!finds(VDoneJoinsCopy, 3));
 }
 
-/// One mutant a law, those of lent uses and two of units: the slowest takes 980 thousand steps.
+/// One mutant for each law, those of borrowed uses and two of units: the slowest takes 980 thousand steps.
 #[test]
 fn a_mutant_of_each_law_is_found() {
     let mutants = [
@@ -37,9 +37,9 @@ fn a_mutant_of_each_law_is_found() {
         UnmapEarly,
         DrainKeepsStamp,
         SealEarly,
-        LentSealedAtCall,
-        LentEndsAtPart,
-        LentEndsAtRead,
+        BorrowSealedAtCall,
+        BorrowEndsAtPart,
+        BorrowEndsAtRead,
         BirthBeforeWait,
         CountAfterRecord,
         CtxMarkerAtMostOnce,
@@ -51,14 +51,14 @@ fn a_mutant_of_each_law_is_found() {
     assert!(missed.is_empty(), "not found within two million steps: {missed:?}");
 }
 
-/// Of several waits at once: another thread has to order two streams both ways between a look and a making. 13 million steps, four seconds
-/// of one core.
+/// A mutant of several waits at once: another thread has to order two streams after each other while a thread looks for a marker and then
+/// makes one. It takes 13 million steps, four seconds of one core.
 #[test]
 fn a_marker_that_covers_another_stream_is_found() {
     assert!(finds(CoverOther, 20));
 }
 
-/// 38 million steps, twelve seconds of one core; a search ends with what it finds.
+/// It takes 38 million steps, twelve seconds of one core; a search ends at the first failure.
 #[test]
 fn a_marker_that_covers_as_much_is_found() {
     assert!(finds(CoverTie, 60));

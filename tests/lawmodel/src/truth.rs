@@ -1,7 +1,7 @@
 //! Ground truth: streams, events, the host's clock, accesses to physical cells.
 //!
-//! Vector clocks over [`N`] timelines say what is ordered before what, and how far each stream has really come. Knows
-//! nothing of the allocator's laws: it is what they are judged by.
+//! Vector clocks over [`N`] timelines hold what is ordered before what, and how far each stream has really run. This file knows nothing of
+//! the allocator's laws: they are checked against it.
 
 use std::{
     future::Future,

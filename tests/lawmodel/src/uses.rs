@@ -1,11 +1,12 @@
-//! The uses of an allocation (O6): recorded raw, by an operation of ours that inserts the waits it needs, or lent.
+//! The uses of an allocation (O6): raw uses, which the user records; operations of the library, which insert the waits that they need; and
+//! borrowed uses.
 
 use crate::mutants::*;
 use crate::{markers::*, reach::*, truth::*, world::*};
 
-/// The user says that its own work on `t` uses the allocation: one open raw entry a stream.
+/// The user declares that their own work on `t` uses the allocation: one open raw entry for each stream.
 pub async fn record_use(mut w: WorldRef, id: usize, t: usize) {
-    serve_due(w, t).await;
+    make_due_marker(w, t).await;
     let p = w.allocs[id].pool;
     lock(w, p).await;
     if !w.allocs[id].uses.iter().any(|u| u.s == t && u.raw && u.e.is_none()) {
@@ -17,7 +18,7 @@ pub async fn record_use(mut w: WorldRef, id: usize, t: usize) {
             lo: 0,
             hi: n,
             raw: true,
-            lent: false,
+            borrowed: false,
             sealed,
             op: 0,
         });
@@ -28,10 +29,10 @@ pub async fn record_use(mut w: WorldRef, id: usize, t: usize) {
     unlock(w, p);
 }
 
-/// An operation that the library launches: it inserts the missing waits. copy: own marker right behind it.
+/// An operation that the library launches: it inserts the missing waits. A copy makes a marker right after it.
 pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize, copy: bool) {
     if !w.is(Mutant::DueAfterLaunch) {
-        serve_due(w, t).await
+        make_due_marker(w, t).await
     }
     let p = w.allocs[id].pool;
     let whole = lo == 0 && hi == w.allocs[id].hi - w.allocs[id].lo;
@@ -68,14 +69,14 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
         lo,
         hi,
         raw: false,
-        lent: false,
+        borrowed: false,
         sealed: w.next(t),
         op: {
             w.next_op += 1;
             w.next_op
         },
     };
-    let (shared, op) = (w.is(Mutant::SharedOpenEntry), w.next_op); // F1: an open entry belongs to one operation
+    let (shared, op) = (w.is(Mutant::SharedOpenEntry), w.next_op); // An open entry belongs to one operation.
     let same = move |u: &Use| {
         u.s == t
             && u.w == wr
@@ -83,7 +84,7 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
             && u.hi == hi
             && u.e.is_none()
             && !u.raw
-            && !u.lent
+            && !u.borrowed
             && (shared || u.op == op)
     };
     let kind = move |u: &Use| u.s == t && u.e.is_some() && u.w == wr && u.lo == lo && u.hi == hi;
@@ -145,7 +146,7 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
         return;
     }
     if w.is(Mutant::DueAfterLaunch) {
-        serve_due(w, t).await
+        make_due_marker(w, t).await
     }
     if w.is(Mutant::RegisterAfterOp) && !had {
         lock(w, p).await;
@@ -177,9 +178,10 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
                     w.allocs[id].uses.retain(|u| u.e.is_none())
                 }
             }
-            // All that was queued under a borrow was queued before this one, which is of the whole and alone.
-            if (wr && (whole || w.is(Mutant::LentEndsAtPart))) || (whole && w.is(Mutant::LentEndsAtRead)) {
-                end_lent(w, id)
+            // All work of a borrow was queued before this operation, which has exclusive access to the whole array.
+            if (wr && (whole || w.is(Mutant::BorrowEndsAtPart))) || (whole && w.is(Mutant::BorrowEndsAtRead))
+            {
+                end_borrows(w, id)
             }
         };
         let mk = make_marker(w, t).await.map(|m| Mark { n: pre.unwrap_or(m.n), ..m });
@@ -187,7 +189,7 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
         match mk {
             Some(m) => {
                 replace(w);
-                // another operation of the same kind may still be open under the same entry: only the last one seals it
+                // Another operation of the same kind may still be open under the same entry: only the last one seals it.
                 let acts = w.allocs[id].acts.iter().filter(|a| **a == (lo, hi, wr)).count();
                 if acts <= 1 || !shared {
                     drop_mine(w);
@@ -211,10 +213,10 @@ pub async fn array_op(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
     }
 }
 
-/// An operation with several whole arrays, each with whether it is written: what all of them have to come after is joined, the
-/// newest epoch a stream, and waited for before the one access to each. Its own marker is right behind it.
+/// An operation with several whole arrays, each with whether it is written. It joins what they come after, the newest epoch of each stream,
+/// waits for that, and accesses each array once. Its own marker is right after it.
 pub async fn joint_op(mut w: WorldRef, operands: &[(usize, bool)], t: usize) {
-    serve_due(w, t).await;
+    make_due_marker(w, t).await;
     w.next_op += 1;
     let op = w.next_op;
     let mut needs: Vec<(usize, Epoch, Clock)> = vec![];
@@ -254,7 +256,7 @@ pub async fn joint_op(mut w: WorldRef, operands: &[(usize, bool)], t: usize) {
             lo: 0,
             hi: n,
             raw: false,
-            lent: false,
+            borrowed: false,
             sealed,
             op,
         });
@@ -277,14 +279,14 @@ pub async fn joint_op(mut w: WorldRef, operands: &[(usize, bool)], t: usize) {
         let p = w.allocs[id].pool;
         lock(w, p).await;
         let mine = w.allocs[id].uses.iter().position(|u| u.s == t && u.op == op && u.e.is_none());
-        // Without a marker what was queued stays open.
+        // Without a marker the use stays open.
         if let (Some(i), true) = (mine, fails || mk.is_some()) {
             let mine = w.allocs[id].uses.swap_remove(i);
             w.timelines[t].open -= 1;
             if let Some(m) = &mk {
                 if wr {
                     w.allocs[id].uses.retain(|u| u.e.is_none());
-                    end_lent(w, id)
+                    end_borrows(w, id)
                 }
                 w.allocs[id].uses.push(Use { e: Some(m.n), ..mine })
             }
@@ -293,14 +295,14 @@ pub async fn joint_op(mut w: WorldRef, operands: &[(usize, bool)], t: usize) {
     }
 }
 
-/// Somebody borrows `lo..hi` of the array and may queue operations on `t` while they do, without a word at the borrow's end:
-/// ordered behind what it conflicts with, a lent use stays until the array is borrowed whole and alone, or freed.
-pub async fn lend_use(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) -> bool {
-    serve_due(w, t).await;
+/// Other code borrows `lo..hi` of the array. It may queue operations on `t` during the borrow, and does not say when the borrow ends. The
+/// borrowed use is ordered after what it conflicts with, and stays until an exclusive borrow of the whole array, or the free.
+pub async fn begin_borrow(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize, hi: usize) -> bool {
+    make_due_marker(w, t).await;
     let p = w.allocs[id].pool;
     let whole = lo == 0 && hi == w.allocs[id].hi - w.allocs[id].lo;
     lock(w, p).await;
-    w.say(|| format!("lend #{id}[{lo},{hi}) to s{t} to {}", if wr { "write" } else { "read" }));
+    w.say(|| format!("borrow #{id}[{lo},{hi}) on s{t} to {}", if wr { "write" } else { "read" }));
     let mut needs: Vec<(usize, Epoch)> = vec![];
     for u in &w.allocs[id].uses {
         if u.s != t && u.lo < hi && lo < u.hi && (wr || u.w) {
@@ -319,29 +321,29 @@ pub async fn lend_use(mut w: WorldRef, id: usize, t: usize, wr: bool, lo: usize,
     judge_by_bytes(w, id, t, lo, hi);
     lock(w, p).await;
     if wr && whole {
-        // As a write that is its own proof: it comes behind all of them, and it stays open.
+        // Like a write that is ordered after all of them, but this use stays open.
         w.allocs[id].uses.retain(|u| u.e.is_none());
-        end_lent(w, id)
+        end_borrows(w, id)
     }
     let sealed = w.next(t);
-    let e = w.is(Mutant::LentSealedAtCall).then_some(sealed);
-    w.allocs[id].uses.push(Use { s: t, e, w: wr, lo, hi, raw: false, lent: true, sealed, op: 0 });
+    let e = w.is(Mutant::BorrowSealedAtCall).then_some(sealed);
+    w.allocs[id].uses.push(Use { s: t, e, w: wr, lo, hi, raw: false, borrowed: true, sealed, op: 0 });
     w.timelines[t].open += u32::from(e.is_none());
     unlock(w, p);
     true
 }
 
-/// The lent uses of an allocation say nothing more. Its pool's lock is held.
-fn end_lent(mut w: WorldRef, id: usize) {
+/// Removes the borrowed uses of an allocation, which a later use covers. Its pool's lock is held.
+fn end_borrows(mut w: WorldRef, id: usize) {
     let open: Vec<usize> =
-        w.allocs[id].uses.iter().filter(|u| u.lent && u.e.is_none()).map(|u| u.s).collect();
+        w.allocs[id].uses.iter().filter(|u| u.borrowed && u.e.is_none()).map(|u| u.s).collect();
     for s in open {
         w.timelines[s].open -= 1
     }
-    w.allocs[id].uses.retain(|u| !u.lent)
+    w.allocs[id].uses.retain(|u| !u.borrowed)
 }
 
-/// For mutants of the birth stamp: judges by the bytes' former life only, not by the position of the allocation.
+/// For mutants of the birth stamp: only the former owners' accesses to these bytes count, not the position of the allocation.
 fn judge_by_bytes(mut w: WorldRef, id: usize, t: usize, lo: usize, hi: usize) {
     if w.is(Mutant::VBirthIsChunkStamp) || w.is(Mutant::VBirthAndMax) || w.is(Mutant::NoBirth) {
         let (c, h) = (w.dev.clock[t], w.dev.host);

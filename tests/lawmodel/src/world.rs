@@ -1,8 +1,8 @@
-//! The state of one run: timelines, pools, slots (address ranges), handles (physical memory), allocations; and choice.
+//! The state of one run: timelines, pools, slots (address ranges), handles (physical memory), allocations; and its choices.
 //!
 //! Every decision of a run goes through [`World::choose`], so that a run is its list of choices and can be replayed and
 //! shrunk. Short names recur: `lo..hi` a range of cells, `st` a stamp, `e` an epoch, `k` a clock of known epochs, `p` a
-//! pool and its stream, `t` the stream that asks, `u` another stream, `h` a handle, `va` an address. Knows no law.
+//! pool and its stream, `t` the requesting stream, `u` another stream, `h` a handle, `va` an address. This file knows no laws.
 
 use crate::mutants::*;
 use crate::truth::*;
@@ -10,7 +10,7 @@ use crate::truth::*;
 /// A marker's number on its stream.
 pub type Epoch = u32;
 
-/// The newest epoch of every timeline that is known for something.
+/// An epoch for each timeline: up to there it is ordered before something.
 pub type Known = [Epoch; N];
 
 /// A published marker.
@@ -33,19 +33,19 @@ pub struct Timeline {
     pub complete: Epoch,
     /// The newest marker of each other stream that this one is ordered after.
     pub k: Known,
-    /// For each of those, `submitted` at the time it was learnt (a variant uses it).
+    /// For each of those, `submitted` at the time when it became known (a variant uses it).
     pub learned: Known,
     /// Published markers.
     pub marks: Vec<Mark>,
-    /// How many tasks are making one.
+    /// How many tasks are making a marker on this stream.
     pub marking: u8,
     /// Open uses of allocations.
     pub open: u32,
     /// A marker has fallen due.
     pub due: bool,
-    /// Foreign frees, to decide what is due.
+    /// How many frees went in flight because of this stream, to decide when a marker is due.
     pub frees: u32,
-    /// The user let go of the stream.
+    /// The user dropped the stream.
     pub dropped: bool,
     /// User calls under way on it.
     pub users: u32,
@@ -60,11 +60,11 @@ pub struct Free {
     pub hi: usize,
     /// The stamp: an epoch of the pool's own stream, the latest with which any of it entered.
     pub st: Epoch,
-    /// It merged from ranges with different stamps: its parts' are with the units too.
+    /// It was merged from ranges with different stamps, which the units have.
     pub mixed: bool,
 }
 
-/// A range freed while a foreign use is neither ordered nor complete.
+/// A range that was freed while a cross-stream use was neither ordered nor complete.
 #[derive(Clone, Debug)]
 pub struct Infl {
     pub lo: usize,
@@ -101,8 +101,8 @@ pub struct Use {
     pub hi: usize,
     /// Recorded by the user, not by an operation of ours.
     pub raw: bool,
-    /// Open for whatever is queued under a borrow of the array, whose end nobody tells.
-    pub lent: bool,
+    /// It is of a borrow, whose end is not reported: it stays open for whatever is queued until then.
+    pub borrowed: bool,
     /// The stamp at registration (a mutant seals with it).
     pub sealed: Epoch,
     /// The operation it belongs to.
@@ -114,7 +114,7 @@ pub struct Use {
 pub enum SlotState {
     /// Nothing.
     Empty,
-    /// Somebody is about to map.
+    /// A task is about to map something here.
     Busy,
     /// This handle.
     Mapped(usize),
@@ -133,7 +133,7 @@ pub struct Slot {
 #[derive(Default)]
 pub struct Handle {
     pub exists: bool,
-    /// Somebody is moving or releasing it.
+    /// A task is moving or releasing it.
     pub busy: bool,
     /// Where it is mapped.
     pub slot: usize,
@@ -156,7 +156,7 @@ pub struct Alloc {
     pub live: bool,
     /// Its accesses go through our operations, which order them.
     pub array: bool,
-    /// A stream that nobody knows has used it.
+    /// A stream that the allocator does not know has used it.
     pub unknown: bool,
     /// User operations under way: range and whether it writes (98 and 99 mark raw uses and frees).
     pub acts: Vec<(usize, usize, bool)>,
@@ -166,7 +166,7 @@ pub struct Alloc {
     pub regs: [bool; N],
 }
 
-/// The size and the habits of a run.
+/// The sizes of a run, and how often it does what.
 #[derive(Clone, Default, Debug)]
 pub struct Cfg {
     /// Streams with a pool.
@@ -185,54 +185,54 @@ pub struct Cfg {
     pub up: bool,
     /// One driver call in this many fails; 0 for none.
     pub fault: usize,
-    /// How often the device moves, in sixteenths.
+    /// How often the device runs an operation, in sixteenths.
     pub dev: usize,
-    /// How often the same thread goes on, in sixteenths.
+    /// How often the same thread runs on, in sixteenths.
     pub stick: usize,
     /// Calls of each user thread.
     pub budget: usize,
     /// Share of arrays, in quarters.
     pub arr: usize,
-    /// Share of operations with several arrays among those with any, in quarters.
+    /// Share of operations with several arrays among those on arrays, in quarters.
     pub joint: usize,
     /// Whether streams are dropped.
     pub close: bool,
     /// Whether handles move.
     pub mv: bool,
-    /// The longest nap of a thread, in steps.
+    /// How long a thread stands still at most, in steps.
     pub freeze: usize,
     /// Weights of the user's actions.
     pub wt: [usize; 9],
 }
 
-/// What happened, summed over runs. The names are printed.
+/// Counts of what happened, summed over runs. The names are printed.
 #[derive(Clone, Default, Debug)]
 pub struct Stats {
     pub allocs: u64,
     pub hits: u64,
-    pub lend: u64,
-    /// Lends with an inserted wait.
-    pub lendw: u64,
-    pub lend_infl: u64,
+    pub migrated: u64,
+    /// Migrations with an inserted wait.
+    pub migrated_waiting: u64,
+    pub migrated_infl: u64,
     pub moves: u64,
     /// Moves by a second mapping.
     pub second: u64,
     pub trims: u64,
     pub marks: u64,
     pub due_marks: u64,
-    /// Waits inserted for reuse; how many were already implied, how many covered more work than needed.
+    /// Waits inserted for reuse; how many of them were already implied, and how many covered more work than needed.
     pub waits: u64,
     pub implied: u64,
     pub more: u64,
     /// The same for births.
     pub bwaits: u64,
     pub bimplied: u64,
-    /// Waits for what had really been complete.
+    /// Waits for what was already complete on the device.
     pub idone: u64,
     /// Waits that made a marker, and how many of these covered more than needed.
     pub made: u64,
     pub mademore: u64,
-    /// The same for data.
+    /// The same for arrays' uses.
     pub awaits: u64,
     pub aimplied: u64,
     pub amore: u64,
@@ -267,7 +267,7 @@ pub struct World {
     pub st: Stats,
     pub trace: bool,
     pub log: Vec<String>,
-    /// The user is done: be deterministic and fail nothing.
+    /// The programs are over: no driver call fails, and each step tries everything instead of a random part.
     pub quiet: bool,
     pub steps: u64,
     /// The task that runs.
@@ -316,11 +316,11 @@ impl World {
             cfg,
         }
     }
-    /// Whether this clause is broken in this run.
+    /// Whether this mutant is planted in this run.
     pub fn is(&self, m: Mutant) -> bool {
         self.m == m
     }
-    /// A choice below `n`, noted for replay; no choice is noted when there is only one.
+    /// A choice below `n`, recorded for replay; nothing is recorded if there is only one.
     pub fn choose(&mut self, n: usize) -> usize {
         if n <= 1 {
             return 0;
@@ -370,7 +370,7 @@ impl World {
         let f = self.cfg.fault;
         !self.quiet && f > 0 && self.choose(f) == 1
     }
-    /// Notes the first thing that went wrong.
+    /// Records the first thing that went wrong.
     pub fn bad(&mut self, s: String) {
         if self.fail.is_none() {
             self.say(|| format!("!! {s}"));

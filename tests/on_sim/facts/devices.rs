@@ -74,7 +74,10 @@ fn a_lost_context_is_one_devices() {
 fn things_of_two_worlds_do_not_mix() {
     let (here, there) = (sim(), sim());
     let (s, event) = (there.stream().expect("s"), there.event().expect("event"));
-    assert_eq!(here.launch(&s, touch_nothing()).expect_err("stranger").kind, DriverErrorKind::InvalidHandle);
+    assert_eq!(
+        here.launch(&s, touch_nothing()).expect_err("another device's stream").kind,
+        DriverErrorKind::InvalidHandle
+    );
     assert!(here.query(&event).is_err());
     let handle = there.create(2 * MIB).expect("memory");
     let at = here.reserve(2 * MIB, None).expect("addresses");

@@ -51,7 +51,7 @@ fn a_wait_orders_and_its_absence_is_a_race() {
 
 /// The verdict names the missing edge with a call that the program has: the simulator's own, until an allocator has reported something.
 #[test]
-fn a_missing_edge_is_told_by_calls_that_the_program_has() {
+fn a_missing_edge_is_named_by_calls_that_the_program_has() {
     let race = |sim: &Sim, [s, t]: [&SimStream; 2], at: Addr| {
         sim.launch(s, write(at)).expect("queued");
         sim.launch(t, write(at)).expect("queued");
@@ -64,7 +64,7 @@ fn a_missing_edge_is_told_by_calls_that_the_program_has() {
     let said = race(&sim, [&s, &t], range.addr());
     assert!(said.ends_with(": sim.record(&e, &s0)?; sim.wait(&s1, &e)? in between"), "{said}");
     launch_anywhere(&sim, &s, Launch::new("work").writes(pinned.addr(), 512)).expect("queued");
-    sim.host_reads(pinned.addr(), 512).expect("told");
+    sim.host_reads(pinned.addr(), 512).expect("reported");
     let said = sim.violations().last().expect("a race").to_string();
     assert!(said.ends_with("-> the host: sim.synchronize_stream(&s0)? first"), "{said}");
     // Names that leave less room, and none.
@@ -125,7 +125,7 @@ fn order_by_handle_after_destroy_and_create_is_a_race_z4() {
 }
 
 #[test]
-fn a_context_event_orders_behind_dead_streams() {
+fn a_context_event_orders_behind_destroyed_streams() {
     for wait in [true, false] {
         let sim = sim();
         let (s, t, range) =
@@ -157,8 +157,8 @@ fn a_successful_query_orders_and_an_unsuccessful_one_does_not() {
 }
 
 #[test]
-fn strict_threads_know_only_what_they_were_told() {
-    for told in [true, false] {
+fn strict_threads_know_only_what_was_passed_to_them() {
+    for recorded in [true, false] {
         let sim = sim().strict();
         let (s, t, range) =
             (sim.stream().expect("s"), sim.stream().expect("t"), sim.allocate(512).expect("memory"));
@@ -170,11 +170,11 @@ fn strict_threads_know_only_what_they_were_told() {
             };
             scope.spawn(seen).join().expect("the thread")
         });
-        if told {
+        if recorded {
             sim.host_edge(mark);
         }
         sim.launch(&t, write(range.addr())).expect("queued");
-        assert_eq!(faults(&sim), if told { vec![] } else { vec![RACE] });
+        assert_eq!(faults(&sim), if recorded { vec![] } else { vec![RACE] });
     }
 }
 
@@ -324,13 +324,13 @@ fn bytes_handed_out_where_nothing_is_mapped_are_found() {
 }
 
 #[test]
-fn with_the_oracle_off_nobody_judges_but_the_contents() {
+fn with_the_oracle_off_only_the_contents_are_judged() {
     let sim = sim().oracle(false).schedule(Schedule::Latest);
     let (s, t, range) =
         (sim.stream().expect("s"), sim.stream().expect("t"), sim.allocate(512).expect("memory"));
     sim.launch(&s, write(range.addr())).expect("queued");
     sim.launch(&t, Launch::write_pattern(range.addr(), 512, B)).expect("queued");
-    assert_eq!(sim.verdict().expect("nobody judges"), Tally::default());
+    assert_eq!(sim.verdict().expect("the oracle is off"), Tally::default());
     sim.launch(&t, Launch::check_pattern(range.addr(), 512, 7)).expect("queued");
     assert!(sim.verdict().is_err(), "a check is a check");
 }
@@ -490,7 +490,7 @@ fn a_host_function_declares_pinned_memory_only() {
         let error = sim.host_function(&s, function).expect_err("not pinned");
         assert!(error.message.contains("the CPU reaches only that"), "{error}");
     }
-    sim.verdict().expect("nothing was told");
+    sim.verdict().expect("nothing was reported");
 }
 
 #[test]
@@ -521,15 +521,15 @@ fn operations_on_arrays_are_known_to_the_library() {
 
 /// The verdict has what was found beside what was expected at that very place.
 #[test]
-fn wrong_bytes_are_told_beside_those_expected_there() {
+fn wrong_bytes_are_printed_beside_those_expected_there() {
     let sim = sim();
     let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
     sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");
     fill(&sim, Addr(range.addr().0 + 1), 7, 1, &s).expect("queued");
     sim.launch(&s, Launch::check_pattern(range.addr(), 16, 42)).expect("queued");
     let text = verdict(&sim);
-    let told = "found 070000000000002a instead of 000000000000002a, 1 bytes into its range";
-    assert!(text.contains(told), "{text}");
+    let expected = "found 070000000000002a instead of 000000000000002a, 1 bytes into its range";
+    assert!(text.contains(expected), "{text}");
     let sim = Sim::new(GIB);
     let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
     sim.launch(&s, Launch::write_pattern(range.addr(), 16, 42)).expect("queued");

@@ -476,7 +476,7 @@ fn an_address_is_used_by_one_batch_after_the_other() {
             let free = over.get(&batch.address()).copied().into_iter().collect();
             let copied = path.operation(0, free, lasts(BYTES, BUS));
             work.wait_stream(&copy).expect("a wait");
-            batch.record_use(&work).expect("told");
+            batch.record_use(&work).expect("recorded");
             let train = Launch::new("train").reads(batch.address(), BYTES).takes(KERNEL);
             sim.launch(work.native(), train).expect("queued");
             over.insert(batch.address(), path.operation(1, vec![copied], KERNEL));
@@ -526,10 +526,10 @@ fn a_host_function_opens_a_gate_in_its_own_time() {
         let [s, t] = [(); 2].map(|()| sim.stream().expect("a stream"));
         let first = sim.gate(&s).expect("queued");
         sim.launch(&s, touch_nothing().takes(1_000_000)).expect("queued");
-        let (told, hears) = std::sync::mpsc::channel::<Gate>();
-        sim.host_function(&s, move || hears.recv().expect("a gate").open()).expect("queued");
+        let (sender, receiver) = std::sync::mpsc::channel::<Gate>();
+        sim.host_function(&s, move || receiver.recv().expect("a gate").open()).expect("queued");
         sim.wait(&t, &mark(&sim, &s)).expect("a wait");
-        told.send(sim.gate(&t).expect("queued")).expect("kept");
+        sender.send(sim.gate(&t).expect("queued")).expect("kept");
         sim.launch(&t, touch_nothing().takes(1_000_000)).expect("queued");
         let behind = mark(&sim, &t);
         first.open();
@@ -541,7 +541,7 @@ fn a_host_function_opens_a_gate_in_its_own_time() {
 }
 
 #[test]
-fn completion_is_asked_at_a_virtual_time() {
+fn completion_is_queried_at_a_virtual_time() {
     let sim = sim();
     let s = sim.stream().expect("s");
     sim.launch(&s, touch_nothing().takes(1_000_000)).expect("queued");

@@ -58,7 +58,7 @@ fn capacity_is_counted_and_an_allocation_above_it_is_refused_with_the_numbers() 
     assert_eq!(sim.memory_info().expect("info").free, 512);
     let error = sim.allocate(1024).expect_err("too much");
     assert!(error.is_out_of_memory());
-    assert!(error.message.contains("asked for 1024") && error.message.contains("512 of 1024"), "{error}");
+    assert!(error.message.contains("requested 1024") && error.message.contains("512 of 1024"), "{error}");
     drop(half);
     drop(sim.allocate(1024).expect("fits again"));
     drop(sim.allocate(512).expect("less"));

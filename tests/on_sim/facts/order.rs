@@ -218,8 +218,8 @@ fn e5_a_host_function_may_make_no_driver_call() {
     let sim = sim();
     let s = sim.stream().expect("s");
     let answer = Arc::new(Mutex::new(None));
-    let (inside, told) = (sim.clone(), answer.clone());
-    sim.host_function(&s, move || *told.lock().expect("answer") = inside.event().err()).expect("queued");
+    let (inside, seen) = (sim.clone(), answer.clone());
+    sim.host_function(&s, move || *seen.lock().expect("answer") = inside.event().err()).expect("queued");
     let error = answer.lock().expect("answer").take().expect("it ran, and was refused");
     assert_eq!((error.code, error.kind), (800, DriverErrorKind::Other));
 }
@@ -236,7 +236,7 @@ fn e5_a_host_function_may_drop_streams_and_events() {
 }
 
 #[test]
-fn e5_a_panicking_host_function_is_finished_and_told_later_and_the_device_goes_on() {
+fn e5_a_panicking_host_function_is_finished_and_reported_later_and_the_device_goes_on() {
     let sim = sim().schedule(Schedule::Latest);
     let s = sim.stream().expect("s");
     sim.host_function(&s, || panic!("as planned")).expect("queued");
@@ -265,7 +265,7 @@ fn kept_panic(sim: &Sim) -> Box<dyn std::any::Any + Send> {
 
 /// The last operation of a stream that is gone buries it.
 #[test]
-fn e5_the_last_panic_of_a_stream_that_is_gone_is_told() {
+fn e5_the_last_panic_of_a_stream_that_is_gone_is_reported() {
     let sim = sim().schedule(Schedule::Latest);
     let s = sim.stream().expect("s");
     sim.host_function(&s, || panic!("as planned")).expect("queued");
@@ -293,7 +293,7 @@ fn e5_what_later_panics_carry_is_dropped_outside_the_device() {
     sim.host_function(&s, || std::panic::panic_any(Breaks)).expect("queued");
     sim.synchronize_stream(&s).expect("a driver call passes no panic on");
     assert_eq!(kept_panic(&sim).downcast_ref(), Some(&"the first"));
-    assert_eq!(sim.mismatches().1, 3, "each is told");
+    assert_eq!(sim.mismatches().1, 3, "each is reported");
     drop(s);
     assert_eq!(sim.leaks(), []);
 }

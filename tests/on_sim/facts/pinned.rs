@@ -145,7 +145,7 @@ fn a_safe_call_never_touches_pinned_memory() {
     }
     assert!(sim.idle(), "nothing was queued");
     // What only declares touches nothing, and is judged.
-    sim.launch(&s, Launch::new("declared").writes(at, 512)).expect("told");
+    sim.launch(&s, Launch::new("declared").writes(at, 512)).expect("queued");
     sim.copy_between(&s, at, range.addr(), 0).expect("of nothing");
     assert!(sim.run_until_idle());
     assert_eq!(peek(pinned.ptr(), 1024), [0; 1024]);

@@ -40,7 +40,7 @@ const WAITING: [(Call, Waits); 7] = [
 #[test]
 fn others_go_on_before_every_call_that_waits() {
     for (call, verb) in WAITING {
-        let (told, hears) = channel();
+        let (sender, receiver) = channel();
         std::thread::spawn(move || {
             let sim = sim();
             let (s, ran) = (sim.stream().expect("s"), Arc::new(Mutex::new(0)));
@@ -53,9 +53,9 @@ fn others_go_on_before_every_call_that_waits() {
                 *counts.lock().expect("counted") += 1;
             });
             verb(&sim, &s, &event);
-            told.send(*ran.lock().expect("counted")).expect("heard");
+            sender.send(*ran.lock().expect("counted")).expect("heard");
         });
-        assert_eq!(hears.recv_timeout(Duration::from_secs(20)), Ok(1), "{call:?}");
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(1), "{call:?}");
     }
 }
 

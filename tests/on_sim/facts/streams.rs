@@ -20,14 +20,17 @@ fn a_launch_on_a_destroyed_stream_is_refused() {
 }
 
 #[test]
-fn a_borrowed_handle_value_means_whoever_has_it_now() {
+fn a_borrowed_handle_value_means_the_stream_that_has_it_now() {
     let sim = sim();
     let s = sim.stream().expect("s");
     let borrowed = sim.stream_from_handle(s.handle());
     let first = sim.stream_info(&borrowed).expect("info").id;
     assert_eq!(first, sim.stream_info(&s).expect("info").id);
     drop(s);
-    assert_eq!(sim.stream_info(&borrowed).expect_err("nobody").kind, DriverErrorKind::InvalidHandle);
+    assert_eq!(
+        sim.stream_info(&borrowed).expect_err("the stream is gone").kind,
+        DriverErrorKind::InvalidHandle
+    );
     let t = sim.stream().expect("t");
     assert_ne!(sim.stream_info(&borrowed).expect("info").id, first, "another stream under the same value");
     drop(borrowed);
@@ -48,7 +51,7 @@ fn kinds_of_streams() {
 }
 
 #[test]
-fn a_context_event_covers_every_kind_of_stream_dead_ones_too_and_holds_nothing_back() {
+fn a_context_event_covers_every_kind_of_stream_destroyed_ones_too_and_holds_nothing_back() {
     let sim = sim();
     let dead = sim.stream().expect("dead");
     let streams =
@@ -108,7 +111,7 @@ fn a_stream_that_is_destroyed_in_its_capture() {
             sim.destroy_stream(&from).expect("destroyed");
             assert!(!sim.is_capturing(&joined).expect("asked"));
             sim.launch(&joined, touch_nothing()).expect("run, not recorded");
-            sim.synchronize_device().expect("nobody captures");
+            sim.synchronize_device().expect("no capture is open");
         } else {
             sim.destroy_stream(&joined).expect("destroyed");
             let captured = sim.end_capture(&from).expect("the capture survived");
@@ -134,7 +137,7 @@ const REFUSED_AND_LOST: (bool, bool) = (true, true);
 const FINE: (bool, bool) = (false, false);
 
 #[test]
-fn asking_a_capturing_stream_who_it_is_destroys_the_capture() {
+fn querying_a_capturing_streams_id_destroys_the_capture() {
     assert_eq!(during_a_capture(|sim, s| sim.stream_info(s).is_err()), REFUSED_AND_LOST);
     assert_eq!(during_a_capture(|sim, s| sim.is_capturing(s).is_err()), FINE);
     assert_eq!(during_a_capture(|sim, s| sim.synchronize_stream(s).is_err()), REFUSED_AND_LOST);
@@ -217,7 +220,7 @@ fn the_legacy_stream_destroys_the_capture_of_a_blocking_stream() {
     let sim = sim();
     let s = sim.blocking_stream().expect("s");
     sim.begin_capture(&s).expect("a capture");
-    assert!(sim.is_capturing(&sim.legacy_stream()).expect("asked"), "whoever asks first is told");
+    assert!(sim.is_capturing(&sim.legacy_stream()).expect("asked"), "the first query reports it");
     sim.end_capture(&s).expect("the question was harmless");
     sim.begin_capture(&s).expect("a capture");
     assert_eq!(sim.launch(&sim.legacy_stream(), touch_nothing()).expect_err("refused").code, 906);

@@ -272,6 +272,13 @@ const CALLERS: &[Breach] = &[
         let (mut heap, [t]) = taken();
         heap.take_of(t.chunk(), &Want::new(Granules(1), Kind::Large), 1);
     }),
+    ("H4", "chunk 3 is taken from but is not free", || {
+        let (mut heap, [t]) = taken();
+        heap.take_at(t.chunk(), Granules(0), Granules(1), 1);
+    }),
+    ("H1", "8 granules at 60 are taken from chunk 2, which does not have them", || {
+        heap(64).take_at(ChunkId(2), Granules(60), Granules(8), 1);
+    }),
     ("H6", "segment 8 at 0x100001 of 1 granules does not consist of whole granules", || {
         Heap::new().add_segment(SegmentId(8), Addr(0x10_0001), Granules(1), Kind::Small);
     }),
@@ -284,7 +291,7 @@ const CALLERS: &[Breach] = &[
     ("H6", "segment 8 at 0xfffffffffffffe00 of 2 granules leaves the address space", || {
         heap(64).add_segment(SegmentId(8), Addr(u64::MAX - 511), Granules(2), Kind::Small);
     }),
-    ("H4", "the stamp of a part of chunk 3 is asked for but it is not free", || {
+    ("H4", "the stamp of a part of chunk 3 is requested but it is not free", || {
         taken::<1>().0.stamp_of(ChunkId(3), Granules(0), Granules(1));
     }),
     ("H1", "65 granules at 0 are no part of chunk 2, which has 64 at 0", || {

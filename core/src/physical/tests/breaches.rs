@@ -137,6 +137,11 @@ const HANDLES: &[Breach] = &[
     ("B1", "a handle of 2097664 B does not consist of whole units", || {
         let _ = memory().created(0, Granules(UNIT.0 + 1));
     }),
+    ("B2", "abandoned: HandleId(0) has no slot that a driver call changes", || {
+        let mut memory = memory();
+        let busy = create(&mut memory, 2);
+        memory.abandoned(&busy);
+    }),
     ("B2", "put_back of HandleId(0), which has no place or an Arriving slot", || {
         let mut memory = memory();
         let busy = create(&mut memory, 1);
@@ -149,7 +154,7 @@ const HANDLES: &[Breach] = &[
     }),
     (
         "B2",
-        "start_map of HandleId(0) at Place { segment: SegmentId(7), unit: 1 }, but its second mapping is Some",
+        "start_map of HandleId(0) at Place { segment: SegmentId(7), unit: 1 }, which arrives at Some",
         || {
             let (mut memory, busy) = begun();
             memory.start_map(&busy, at(0));
@@ -240,15 +245,11 @@ const SLOTS: &[Breach] = &[
     ("B2", "Place { segment: SegmentId(9), unit: 0 } is in no window", || {
         let _ = memory().leaving(Place { segment: SegmentId(9), unit: 0 }, 1);
     }),
-    (
-        "B2",
-        "HandleId(0) left Place { segment: SegmentId(7), unit: 4 } but its second mapping is None",
-        || {
-            let (mut memory, id, left) = left();
-            memory.handles.known(id).second = None;
-            memory.unmapped(left);
-        },
-    ),
+    ("B2", "HandleId(0) left Place { segment: SegmentId(7), unit: 4 } but was at []", || {
+        let (mut memory, id, left) = left();
+        memory.handles.known(id).former.clear();
+        memory.unmapped(left);
+    }),
     ("B10", "unmapped of Place { segment: SegmentId(7), unit: 4 }, which is None", || {
         let (_, _, left) = left();
         memory().unmapped(left);
@@ -287,6 +288,12 @@ const WALKER: &[Breach] = &[
         memory.check();
     }),
     ("B1", "held: the total is 0 units, the handles have 2", || {
+        let (mut memory, id) = one();
+        let handle = memory.handles.known(id);
+        (handle.holds, handle.held_at) = (1, handle.at);
+        memory.check();
+    }),
+    ("B11", "HandleId(0) has 1 holds since it was at None and is at Some", || {
         let (mut memory, id) = one();
         memory.handles.known(id).holds = 1;
         memory.check();
@@ -337,7 +344,7 @@ const WALKER: &[Breach] = &[
     }),
     (
         "B2",
-        "Place { segment: SegmentId(7), unit: 4 } is Here for HandleId(0), which is at None and None",
+        "Place { segment: SegmentId(7), unit: 4 } is Here for HandleId(0), which is at None, arrives at None and was at []",
         || {
             let (mut memory, id) = one();
             memory.handles.known(id).at = None;
@@ -437,6 +444,11 @@ const WALKER: &[Breach] = &[
     ("B8", "the arena at 0x10000000000 has a gap outside itself", || {
         let mut memory = memory();
         memory.arenas.gaps_mut().insert(BASE + 4 * GIB, WINDOW_BYTES);
+        memory.check();
+    }),
+    ("B8", "the windows have 256 units, the total is 257", || {
+        let (mut memory, _) = one();
+        memory.windows.total += 1;
         memory.check();
     }),
     ("B8", "1 windows, but 0 in arenas", || {

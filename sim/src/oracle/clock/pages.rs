@@ -124,7 +124,7 @@ impl Clock {
         let (own, other) = (self.as_high_as(height), other.as_high_as(height));
         any_beyond(own.as_ref(), other.as_ref(), height, &mut is)
     }
-    /// Takes in all that `other` knows; returns whether that was news, about lines other than `own`. What a wait teaches is marked with it; without
+    /// Takes in all that `other` knows; returns whether it learnt anything about lines other than `own`. What a wait adds is marked with it; without
     /// a wait the other's marks are taken over.
     pub(super) fn join(&mut self, other: &Clock, own: Option<Line>, via: Via) -> bool {
         if is_same(self.root.as_ref(), other.root.as_ref()) {
@@ -281,10 +281,10 @@ impl Join {
                 continue;
             }
             let below_marks = marks.map(|marks| marks.below(i));
-            let (page, news) = self.pages(own, other, below_marks.each_ref(), height - 1);
+            let (page, learnt) = self.pages(own, other, below_marks.each_ref(), height - 1);
             *link = page;
-            if let Some(news) = news {
-                marked.get_or_insert_with(|| marks[0].clone()).set_below(i, news);
+            if let Some(learnt) = learnt {
+                marked.get_or_insert_with(|| marks[0].clone()).set_below(i, learnt);
             }
         }
         let all_of = |page| (0..PAGES).all(|i| is_same(links[i].as_ref(), below(page, i)));
@@ -312,7 +312,7 @@ impl Join {
     ) -> (Link, Option<Marks>) {
         let (mine, theirs) = (ticks(own), ticks(other));
         // How many of the own ticks the other's page has too, no older.
-        let (mut i, mut has, mut is_news) = (0, 0, false);
+        let (mut i, mut has, mut is_new) = (0, 0, false);
         let mut marked: Option<Marks> = None;
         for e in theirs {
             let at = place(e.line);
@@ -322,7 +322,7 @@ impl Join {
             let known = mine.get(i).filter(|o| o.line == e.line).map_or(0, |o| o.tick);
             has += usize::from(known > 0 && known <= e.tick);
             if known < e.tick {
-                is_news = true;
+                is_new = true;
                 self.learnt |= Some(at) != self.own;
                 let via = if self.via == Via::NONE { marks[1].get(at, 0) } else { self.via };
                 if marks[0].get(at, 0) != via {
@@ -332,7 +332,7 @@ impl Join {
         }
         let page = if has == mine.len() {
             other.cloned()
-        } else if is_news {
+        } else if is_new {
             Page::leaf(newest(mine, theirs))
         } else {
             own.cloned()
@@ -380,7 +380,7 @@ mod tests {
             }
             Holds::Pages(_) => (0..PAGES).flat_map(|i| check(below(page, i), height - 1)).collect(),
         };
-        assert!(!all.is_empty() && all.len() == whole.len, "{} ticks, told {}", all.len(), whole.len);
+        assert!(!all.is_empty() && all.len() == whole.len, "{} ticks, counted {}", all.len(), whole.len);
         assert!(all.is_sorted_by_key(|e| place(e.line)) && all.iter().all(|e| e.tick > 0));
         all
     }
@@ -391,28 +391,28 @@ mod tests {
         fn clocks_are_maps(steps in prop::collection::vec(step(), 1..60)) {
             let mut clocks: [Clock; 4] = Default::default();
             let mut models: [Model; 4] = Default::default();
-            let told = |model: &mut Model, line, tick, source: Via, via: Via| {
-                let is_news = model.get(&line).map_or(0, |known| known.0) < tick;
-                if is_news {
+            let raised = |model: &mut Model, line, tick, source: Via, via: Via| {
+                let is_new = model.get(&line).map_or(0, |known| known.0) < tick;
+                if is_new {
                     model.insert(line, (tick, if via == Via::NONE { source } else { via }));
                 }
-                is_news
+                is_new
             };
             for step in steps {
                 match step {
                     Step::Raise { clock, line: n, tick, via } => {
-                        let news = clocks[clock].raise(At { line: line(n), tick }, Via(via));
-                        prop_assert_eq!(news, told(&mut models[clock], line(n), tick, Via::NONE, Via(via)));
+                        let learnt = clocks[clock].raise(At { line: line(n), tick }, Via(via));
+                        prop_assert_eq!(learnt, raised(&mut models[clock], line(n), tick, Via::NONE, Via(via)));
                     }
                     Step::Join { into, from, via, except } => {
                         let (other, model) = (clocks[from].clone(), models[from].clone());
-                        let news = clocks[into].join(&other, Some(line(except)), Via(via));
+                        let learnt = clocks[into].join(&other, Some(line(except)), Via(via));
                         let mut expected = false;
                         for (l, (tick, source)) in model {
-                            let news = told(&mut models[into], l, tick, source, Via(via));
-                            expected |= news && l != line(except);
+                            let learnt = raised(&mut models[into], l, tick, source, Via(via));
+                            expected |= learnt && l != line(except);
                         }
-                        prop_assert_eq!(news, expected);
+                        prop_assert_eq!(learnt, expected);
                     }
                     Step::Copy { into, from } => {
                         clocks[into] = clocks[from].clone();
@@ -464,13 +464,13 @@ mod tests {
         apart(a.as_ref(), b.as_ref(), height)
     }
     impl Clock {
-        /// Raises one line, if that is news; returns whether it was.
+        /// Raises one line, if it was lower; returns whether it was.
         fn raise(&mut self, at: At, via: Via) -> bool {
-            let news = at.tick > self.tick_of(at.line);
-            if news {
+            let learnt = at.tick > self.tick_of(at.line);
+            if learnt {
                 self.put(at, via);
             }
-            news
+            learnt
         }
     }
     fn at(stream: u32, tick: u64) -> At {

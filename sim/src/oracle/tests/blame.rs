@@ -16,7 +16,7 @@ fn a_use_on_another_stream_never_recorded_is_the_programs() {
 }
 
 #[test]
-fn a_recorded_use_that_nobody_waited_for_is_the_allocators() {
+fn a_recorded_use_without_a_wait_is_the_allocators() {
     for before in [true, false] {
         let mut b = Bench::new();
         let a = b.alloc(1, 0, 512);
@@ -74,7 +74,7 @@ fn a_use_ordered_before_the_free_is_the_allocators_though_never_recorded() {
 }
 
 #[test]
-fn both_faults_at_once_are_both_told() {
+fn both_faults_at_once_are_both_reported() {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.read(1, a, 0, 512);
@@ -146,7 +146,7 @@ fn an_overrun_is_the_programs_and_names_the_neighbour() {
 }
 
 #[test]
-fn an_overrun_into_padding_counts_although_nobody_lives_there() {
+fn an_overrun_into_padding_counts_although_nothing_is_allocated_there() {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 1000);
     b.write(1, a, 0, 1024);
@@ -272,7 +272,7 @@ fn releasing_needs_the_uses_through_every_mapping() {
 }
 
 #[test]
-fn release_under_a_use_that_the_allocator_was_never_told_of_is_the_programs() {
+fn release_under_a_use_that_was_never_recorded_is_the_programs() {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.order(1, 2);
@@ -294,7 +294,7 @@ fn memory_going_away_under_a_live_allocation_is_the_allocators() {
 }
 
 #[test]
-fn managed_bytes_that_nobody_was_given_are_nobodys_to_touch() {
+fn managed_bytes_that_were_never_handed_out_must_not_be_touched() {
     let mut b = Bench::new();
     b.alloc(1, 0, 512);
     let op = b.submit(1);
@@ -343,16 +343,16 @@ fn handing_out_memory_that_is_gone_is_the_allocators() {
 }
 
 #[test]
-fn names_never_told_are_the_programs_fault() {
-    let stranger = AllocationId { pool: 9, chunk: 9, generation: 9 };
+fn names_never_recorded_are_the_programs_fault() {
+    let never_recorded = AllocationId { pool: 9, chunk: 9, generation: 9 };
     let mut b = Bench::new();
-    b.write(1, stranger, 0, 512);
+    b.write(1, never_recorded, 0, 512);
     b.convicts(Property::P3, Blame::Program, Fault::UnknownAllocation);
     let mut b = Bench::new();
-    b.free(stranger);
+    b.free(never_recorded);
     b.convicts(Property::P3, Blame::Program, Fault::BadFree);
     let mut b = Bench::new();
-    b.used(stranger, 1);
+    b.used(never_recorded, 1);
     b.convicts(Property::P3, Blame::Program, Fault::BadUse);
 }
 
@@ -369,13 +369,13 @@ fn pinned_reuse_under_a_use_never_recorded_is_the_programs() {
 #[test]
 fn pinned_reuse_under_a_copy_that_the_library_keeps_the_memory_for_is_the_allocators() {
     // Reported by any address in the memory; of what was queued by then, and not of other memory.
-    let told: [(u64, u64, Blame, Fault); 4] = [
+    let reported: [(u64, u64, Blame, Fault); 4] = [
         (512, 1, Blame::Allocator, Fault::EarlyReuse),
         (1023, 1, Blame::Allocator, Fault::EarlyReuse),
         (1024, 1, Blame::Program, Fault::MissingRecordUse),
         (512, 2, Blame::Program, Fault::MissingRecordUse),
     ];
-    for (at, reads, blame, fault) in told {
+    for (at, reads, blame, fault) in reported {
         let mut b = Bench::new();
         let a = b.pin(512, 512);
         b.touch_pinned(1, Read, a, 512, 512);
@@ -424,7 +424,7 @@ fn a_race_of_two_operations_that_the_library_knew_is_the_librarys() {
 }
 
 #[test]
-fn a_race_with_a_use_that_the_library_was_told_of_is_the_librarys() {
+fn a_race_with_a_recorded_use_is_the_librarys() {
     let told_before = unordered_writes(|b, a| b.used(a, 2), |b, a| b.comes(a, 3, Write));
     told_before.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
     let told_after = |b: &mut Bench, a| {
@@ -439,23 +439,23 @@ fn a_race_with_a_use_that_the_library_was_told_of_is_the_librarys() {
 }
 
 #[test]
-fn a_race_of_which_the_library_was_told_one_side_is_the_programs() {
-    type Told = fn(&mut Bench, AllocationId);
-    let nothing: Told = |_, _| ();
-    let first: Told = |b, a| b.comes(a, 2, Write);
-    let second: Told = |b, a| b.comes(a, 3, Write);
+fn a_race_of_which_one_side_was_recorded_is_the_programs() {
+    type Reports = fn(&mut Bench, AllocationId);
+    let nothing: Reports = |_, _| ();
+    let first: Reports = |b, a| b.comes(a, 2, Write);
+    let second: Reports = |b, a| b.comes(a, 3, Write);
     // The program's own kernel, on a stream that was admitted, or reported to the library as a user: it was not ordered.
-    let let_in: Told = |b, a| b.oracle.admitted(a, StreamKey(3));
-    let told: Told = |b, a| b.used(a, 3);
+    let let_in: Reports = |b, a| b.oracle.admitted(a, StreamKey(3));
+    let reported: Reports = |b, a| b.used(a, 3);
     for (first, second) in
-        [(nothing, nothing), (nothing, second), (first, nothing), (first, let_in), (first, told)]
+        [(nothing, nothing), (nothing, second), (first, nothing), (first, let_in), (first, reported)]
     {
         unordered_writes(first, second).convicts(Property::Race, Blame::Program, Fault::Race);
     }
 }
 
 #[test]
-fn the_librarys_word_is_for_one_operation() {
+fn the_librarys_notice_is_for_one_operation() {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.comes(a, 1, Write);
@@ -486,11 +486,15 @@ fn what_the_program_queues_behind_a_wait_of_the_librarys_is_ordered_and_not_know
     let kernel: fn(&mut Bench, AllocationId) = |b, a| b.is_ordered(a, 2, Write);
     let operation: fn(&mut Bench, AllocationId) = |b, a| b.comes(a, 3, Write);
     unordered_writes(kernel, operation).convicts(Property::Race, Blame::Program, Fault::Race);
-    let told = |b: &mut Bench, a| {
+    let reported = |b: &mut Bench, a| {
         b.used(a, 2);
         b.is_ordered(a, 2, Write);
     };
-    unordered_writes(told, operation).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    unordered_writes(reported, operation).convicts(
+        Property::Race,
+        Blame::Allocator,
+        Fault::UnorderedOperation,
+    );
     // An operation of the library's on the same stream, ordered at once behind the wait: known.
     let both: fn(&mut Bench, AllocationId) = |b, a| {
         b.is_ordered(a, 2, Write);
@@ -560,17 +564,17 @@ fn brought_in(before: fn(&mut Bench, AllocationId), after: fn(&mut Bench, Alloca
 }
 
 #[test]
-fn what_the_library_knows_of_memory_of_others_is_told_by_its_address() {
+fn what_the_library_knows_of_external_memory_is_found_by_its_address() {
     let theirs = |b: &mut Bench, a| {
         b.oracle.operation_comes_at(Addr(BASE + 511), StreamKey(2), Read, QueuedBy::Library);
         b.read(2, a, 0, 512);
     };
     brought_in(|_, _| (), theirs).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
-    let told = |b: &mut Bench, a| {
+    let reported = |b: &mut Bench, a| {
         b.write(2, a, 0, 512);
         b.oracle.used_so_far_at(HOST, Addr(BASE), StreamKey(2));
     };
-    brought_in(|_, _| (), told).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    brought_in(|_, _| (), reported).convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
     let open = |b: &mut Bench, a| {
         b.oracle.used_at(HOST, Addr(BASE), StreamKey(2));
         b.write(2, a, 0, 512);
@@ -592,11 +596,11 @@ fn what_was_done_before_memory_is_brought_in_is_the_programs_to_order() {
         b.comes(a, 1, Write);
         b.write(1, a, 0, 512);
     };
-    let told: Before = |b, a| {
+    let reported: Before = |b, a| {
         b.used(a, 1);
         b.write(1, a, 0, 512);
     };
-    for before in [librarys, told] {
+    for before in [librarys, reported] {
         brought_in(before, |_, _| ()).convicts(Property::Race, Blame::Program, Fault::Race);
     }
     // The owner still has to respect at its free what was reported.
@@ -643,7 +647,7 @@ fn what_the_stream_of_memory_that_is_brought_in_came_after_is_the_librarys_to_or
 }
 
 #[test]
-fn an_owner_whose_memory_is_gone_and_its_address_somebody_elses_is_no_program_that_freed() {
+fn an_owner_whose_memory_is_gone_and_its_address_reused_is_no_program_that_freed() {
     let mut b = Bench::new();
     b.alloc(1, 0, 512);
     let same = b.alloc(1, 0, 512);

@@ -31,7 +31,7 @@ fn every_call_is_counted_once() {
 }
 
 #[test]
-fn records_nobody_looked_at_are_counted() {
+fn records_that_were_not_looked_at_are_counted() {
     let mut b = Bench::new();
     b.record(0, 1);
     b.record(0, 1);
@@ -62,7 +62,7 @@ fn implied_waits_are_those_that_teach_nothing() {
     b.submit(1);
     b.record(0, 1);
     b.wait(1, 0); // its own past
-    b.wait(2, 0); // news
+    b.wait(2, 0); // adds an edge
     b.wait(2, 0); // known
     b.synchronize(1);
     b.wait(3, 0); // the host knew

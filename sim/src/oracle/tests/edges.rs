@@ -58,7 +58,7 @@ fn e2_a_wait_orders_no_work_submitted_before_it() {
 }
 
 #[test]
-fn e2_a_context_record_captures_every_stream_and_the_dead_ones() {
+fn e2_a_context_record_captures_every_stream_and_the_destroyed_ones() {
     let context = |b: &mut Bench| {
         b.oracle.record_context(HOST, EventKey(0), DEVICE);
         b.wait(2, 0);

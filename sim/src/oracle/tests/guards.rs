@@ -62,7 +62,7 @@ fn an_operation_that_does_more_than_its_guard_may_is_the_programs() {
     b.convicts(Property::Race, Blame::Program, Fault::Race);
 }
 
-/// At home too, where no use is told: the second kernel is as well known as the first.
+/// At home too, where no use is reported: the second kernel is as well known as the first.
 #[test]
 fn a_later_operation_has_to_come_behind_all_that_was_queued_under_a_guard() {
     let mut b = Bench::new();

@@ -8,7 +8,7 @@
 //! those that no later access stands for (a write for all that it comes after, a read for the reads that it comes after).
 //!
 //! Operations are kernels and host functions with several declared ranges, of device memory and of pinned memory, which the CPU
-//! touches too. The oracle is told of them by the test, or by a simulated device that is given them.
+//! touches too. The oracle is notified of them by the test, or by a simulated device that runs them.
 
 mod naive;
 
@@ -145,8 +145,8 @@ struct Range {
     kind: AccessKind,
 }
 
-/// Who is told of a program: the oracle, or a device that tells it.
-trait Told {
+/// What runs a program: the oracle alone, or a device that notifies it.
+trait Target {
     fn alloc(&mut self, stream: Option<usize>, offset: u64, bytes: u64) -> AllocationId;
     fn free(&mut self, id: AllocationId, unknown: bool);
     fn used(&mut self, id: AllocationId, stream: usize);
@@ -171,7 +171,7 @@ fn event_key(event: usize) -> EventKey {
     EventKey(event as u32)
 }
 
-impl Told for Bench {
+impl Target for Bench {
     fn alloc(&mut self, stream: Option<usize>, offset: u64, bytes: u64) -> AllocationId {
         match stream {
             Some(stream) => Bench::alloc(self, STREAMS[stream], offset, bytes),
@@ -224,7 +224,7 @@ impl Told for Bench {
     }
 }
 
-/// A simulated device, whose calls the oracle is told of by the device itself.
+/// A simulated device, which notifies the oracle of its calls.
 struct OnSim {
     sim: Sim,
     streams: [SimStream; STREAMS.len()],
@@ -253,7 +253,7 @@ impl OnSim {
     }
 }
 
-impl Told for OnSim {
+impl Target for OnSim {
     fn alloc(&mut self, stream: Option<usize>, offset: u64, bytes: u64) -> AllocationId {
         self.next += 1;
         let id = AllocationId { pool: 0, chunk: 0, generation: self.next };
@@ -299,9 +299,9 @@ impl Told for OnSim {
     }
     fn cpu(&mut self, kind: AccessKind, offset: u64, bytes: u64) {
         let addr = self.at(Space::Pinned, offset);
-        let told =
+        let touched =
             if kind == Read { self.sim.host_reads(addr, bytes) } else { self.sim.host_writes(addr, bytes) };
-        told.expect("pinned");
+        touched.expect("pinned");
     }
     fn record(&mut self, event: usize, stream: usize) {
         self.sim.record(&self.events[event], &self.streams[stream]).expect("recorded");
@@ -328,7 +328,7 @@ impl Told for OnSim {
 }
 
 /// An event recorded on one stream and waited for on another.
-fn order(b: &mut impl Told, n: &mut Naive, earlier: usize, later: usize) {
+fn order(b: &mut impl Target, n: &mut Naive, earlier: usize, later: usize) {
     b.record(EVENTS, earlier);
     b.wait(later, EVENTS);
     n.act(earlier);
@@ -338,14 +338,14 @@ fn order(b: &mut impl Told, n: &mut Naive, earlier: usize, later: usize) {
 }
 
 /// The host waits for a stream.
-fn see(b: &mut impl Told, n: &mut Naive, stream: usize) {
+fn see(b: &mut impl Target, n: &mut Naive, stream: usize) {
     b.see_stream(stream);
     n.host |= n.streams[stream];
 }
 
 /// Makes a call on both sides: what is wrong with it.
 #[allow(clippy::too_many_lines, reason = "an arm a call")]
-fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
+fn make(call: &Call, b: &mut impl Target, n: &mut Naive) -> Wrong {
     let alive = |n: &Naive, nth: usize| n.live.get(nth).cloned();
     match *call {
         Call::Alloc { stream, cell, cells, polite } => {
@@ -455,29 +455,32 @@ fn make(call: &Call, b: &mut impl Told, n: &mut Naive) -> Wrong {
 }
 
 /// Runs a program; how many calls were made, and what the first bad one was.
-fn run(calls: &[Call], b: &mut impl Told) -> (usize, Found) {
+fn run(calls: &[Call], b: &mut impl Target) -> (usize, Found) {
     let mut n = Naive::default();
     for (made, c) in calls.iter().enumerate() {
         if n.ops > 120 {
             break;
         }
         let Wrong { mut found, races } = make(c, b, &mut n);
-        let mut told = b.found();
+        let mut found_by_oracle = b.found();
         if found.contains(&(Property::P3, Blame::Program)) {
             // What an access before its allocation does to former owners, the oracle need not know.
-            told.retain(|v| v.0 != Property::P2);
+            found_by_oracle.retain(|v| v.0 != Property::P2);
             found.retain(|v| v.0 != Property::P2);
         }
         // Where both sides are at fault, one stands for the other among accesses that dominate each other.
         for property in [Property::P2, Property::P3, Property::Race] {
-            let [there, here] = [&told, &found].map(|v| v.iter().any(|v| v.0 == property));
-            assert_eq!(there, here, "call {made}, {c:?}: {told:?} {found:?}");
+            let [there, here] = [&found_by_oracle, &found].map(|v| v.iter().any(|v| v.0 == property));
+            assert_eq!(there, here, "call {made}, {c:?}: {found_by_oracle:?} {found:?}");
         }
         for blames in races.values() {
-            let named = blames.iter().any(|&blame| told.contains(&(Property::Race, blame)));
-            assert!(named, "call {made}, {c:?}: {told:?}, a race is by {blames:?}");
+            let named = blames.iter().any(|&blame| found_by_oracle.contains(&(Property::Race, blame)));
+            assert!(named, "call {made}, {c:?}: {found_by_oracle:?}, a race is by {blames:?}");
         }
-        assert!(told.iter().all(|v| found.contains(v)), "call {made}, {c:?}: {told:?} {found:?}");
+        assert!(
+            found_by_oracle.iter().all(|v| found.contains(v)),
+            "call {made}, {c:?}: {found_by_oracle:?} {found:?}"
+        );
         let tally = b.tally();
         assert!(tally.waits >= tally.waits_implied + tally.waits_on_unrecorded + tally.waits_beyond_need);
         if !found.is_empty() {
@@ -499,7 +502,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What the device tells the oracle of kernels, host functions and the CPU is what it was asked.
+    /// What the device reports to the oracle of kernels, host functions and the CPU is what it was given.
     #[test]
     fn a_simulated_device_is_judged_as_by_a_judge_that_forgets_nothing(
         calls in prop::collection::vec(call(), 1..100)

@@ -55,12 +55,12 @@ const READS_AS: &[ReadsAs] = &[
         overrun,
         "P3, the program's fault: `long` reads 1.00 KiB that reach beyond allocation 0 (512 B)\n   \
             where: operation 0 of stream 1; allocated on stream 1; it reaches allocation 1\n   \
-            mend: check the length given to the operation against the bytes that were asked for",
+            mend: check the length given to the operation against the requested bytes",
     ),
     (
         Fault::NotHandedOut,
         not_handed_out,
-        "P3, the program's fault: `stray` writes 64 B that nobody was given\n   \
+        "P3, the program's fault: `stray` writes 64 B that were never handed out\n   \
             where: operation 0 of stream 1\n   \
             mend: check the address and the length: they lie outside every allocation",
     ),
@@ -130,7 +130,7 @@ const READS_AS: &[ReadsAs] = &[
 ];
 
 impl Bench {
-    /// What is told next was asked for at this step of the program.
+    /// What is reported next was called at this step of the program.
     fn step(&mut self, n: u64) {
         self.oracle.called_from(Some(Caller::Step(n)));
     }
@@ -350,7 +350,7 @@ fn every_kind_of_fault_reads_as_three_lines() {
 }
 
 #[test]
-fn a_wait_that_came_too_early_is_told() {
+fn a_wait_that_came_too_early_is_reported() {
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
     b.read(1, a, 0, 512);
@@ -381,7 +381,7 @@ fn the_legacy_stream_and_a_non_blocking_one_are_explained() {
 }
 
 #[test]
-fn the_host_is_told_to_see_completion() {
+fn the_host_is_advised_to_see_completion() {
     let mut b = Bench::new();
     let a = b.pin(0, 512);
     b.touch_pinned(4, Write, a, 0, 512);
@@ -397,7 +397,7 @@ fn the_host_is_told_to_see_completion() {
 
 /// Threads of the host that no lock orders: each has a clock of its own.
 #[test]
-fn threads_of_the_host_are_told_to_publish() {
+fn threads_of_the_host_are_advised_to_publish() {
     let mut b = Bench::with(true);
     let a = b.pin(0, 512);
     b.cpu(Write, a, 0, 512);
@@ -413,7 +413,7 @@ fn threads_of_the_host_are_told_to_publish() {
 
 /// Of several devices each stream says which is its.
 #[test]
-fn streams_of_several_devices_are_told_apart() {
+fn streams_of_several_devices_are_distinguished() {
     let mut b = Bench::new();
     b.oracle.stream_created(StreamKey(12), StreamId(12), StreamKind::NonBlocking, DeviceId(1));
     let a = b.alloc(1, 0, 512);

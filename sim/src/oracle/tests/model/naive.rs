@@ -41,7 +41,7 @@ pub(super) struct Past {
     pub(super) kind: AccessKind,
     pub(super) space: Space,
     pub(super) byte: u64,
-    pub(super) told: bool,
+    pub(super) reported: bool,
     /// Announced by the library.
     pub(super) known: bool,
 }
@@ -128,7 +128,7 @@ impl Naive {
         let touched = self.past.iter().enumerate().filter(|(_, p)| p.is_in(space, offset, bytes));
         for (nth, p) in touched.filter(|(_, p)| before & (1 << p.op) == 0) {
             if p.id != id {
-                wrong.add(Property::P2, if p.told { Blame::Allocator } else { Blame::Program });
+                wrong.add(Property::P2, if p.reported { Blame::Allocator } else { Blame::Program });
             } else if p.kind == Write || kind == Write {
                 // The library undertook to come after what it knew of when it said so.
                 let undertaken = announced.is_some_and(|(ops, _)| p.op < ops);
@@ -187,7 +187,7 @@ impl Naive {
             let Range { id, space, offset, bytes, kind } = *range;
             let known = announced.is_some_and(|(_, known)| known);
             for byte in offset..offset + bytes {
-                self.past.push(Past { op, before, stream, id, kind, space, byte, told: true, known });
+                self.past.push(Past { op, before, stream, id, kind, space, byte, reported: true, known });
             }
         }
         wrong
@@ -206,7 +206,7 @@ impl Naive {
         if stream.is_none() {
             let pending = self.past.iter().filter(|p| born & (1 << p.op) == 0);
             for p in pending.filter(|p| p.is_in(Space::Pinned, offset, bytes)) {
-                wrong.add(Property::P2, if p.told { Blame::Allocator } else { Blame::Program });
+                wrong.add(Property::P2, if p.reported { Blame::Allocator } else { Blame::Program });
             }
         }
         self.live.push(owned);
@@ -216,7 +216,7 @@ impl Naive {
         let gone = self.live.swap_remove(nth);
         let end = self.host | gone.stream.map_or(0, |s| self.streams[s]);
         for p in self.past.iter_mut().filter(|p| p.id == gone.id) {
-            p.told = unknown || gone.used[p.stream] || end & (1 << p.op) != 0;
+            p.reported = unknown || gone.used[p.stream] || end & (1 << p.op) != 0;
         }
     }
     /// The streams that touched these bytes.
