@@ -38,10 +38,16 @@ promised() {
     grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
 }
 
-# For checks that run the tests for long: Cargo.toml leaves the tests' own packages unoptimised, which pays where they run once.
+# For checks that run the tests for long: Cargo.toml has the tests' own packages unoptimised and the rest at level 1, which pays where they run
+# once. At level 3 the soak takes 46 s of processor time in place of 66, and its build from nothing 210 in place of 179.
 optimise_tests() {
+    local package
+    optimised=()
+    for package in millpond millpond-plug millpond-core millpond-sim millpond-trace millpond-testkit hashbrown parking_lot; do
+        optimised+=(--config "profile.dev.package.$package.opt-level=3")
+    done
     cargo() {
-        command cargo --config 'profile.dev.package.millpond.opt-level=1' --config 'profile.dev.package.millpond-plug.opt-level=1' "$@"
+        command cargo "${optimised[@]}" "$@"
     }
 }
 
@@ -63,6 +69,14 @@ executables() {
     { "$@" --message-format=json-render-diagnostics >"$said" && xtask executables "$said" "${names[@]}"; } || status=$?
     rm -f "$said"
     return "$status"
+}
+
+# The stand-in driver as `cargo test --workspace` builds it, with the features that all packages together ask for, so that nothing beneath it
+# is built twice. Before `optimise_tests`. Its path goes to MILLPOND_FAKE_LIBCUDA.
+build_driver() {
+    cargo test --workspace --test hazards --no-run
+    export MILLPOND_FAKE_LIBCUDA="$PWD/${CARGO_TARGET_DIR:-target}/debug/deps/libfake_libcuda.so"
+    [ -e "$MILLPOND_FAKE_LIBCUDA" ] || { echo "cargo built no $MILLPOND_FAKE_LIBCUDA"; return 1; }
 }
 
 # The stand-in driver for checks that run beside those that build in `target`: built where no other check waits for it, nor finds it

@@ -592,15 +592,28 @@ fn every_bug_of_the_c_interface_is_found() {
     ];
     /// How many programs of each kind are tried.
     const WITHIN: u32 = 800;
+    /// The program of its kind that finds a bug which the first dozen do not: with `MILLPOND_SEARCH_BY_TABLE` the search begins there.
+    const FROM: &[(Bug, u32)] = &[
+        (Bug::DoorCreateNotified, 10),
+        (Bug::DoorThreadStays, 14),
+        (Bug::DoorEndUnqueried, 45),
+        (Bug::DoorElsewhereUnqueried, 12),
+    ];
     assert!(remote::path().is_some(), "the stand-in driver is not built");
     let mut table = String::from("\n| bug | what is wrong | found by programs of |\n|---|---|---|\n");
     let mut missed = Vec::new();
     let is_right = |program: &Program| run(program, false, None).status.success();
+    let by_table = std::env::var_os("MILLPOND_SEARCH_BY_TABLE").is_some();
     let find = |within: u32, bug: Option<Bug>| {
         let mut runner = runner();
+        let listed = FROM.iter().find(|(listed, _)| by_table && bug == Some(*listed));
+        let from = listed.map_or(1, |&(_, number)| number);
         (1..=within).find_map(|number| {
             KINDS.iter().find_map(|(name, kind)| {
                 let program = kind.programs().new_tree(&mut runner).expect("a program").current();
+                if number < from {
+                    return None;
+                }
                 let run = run(&program, false, bug.map(Bug::name));
                 let shown =
                     if bug.is_none() { format!("\n{}\n{program}", said(&run)) } else { String::new() };
@@ -613,7 +626,7 @@ fn every_bug_of_the_c_interface_is_found() {
     // `MILLPOND_ONLY=z8,z9` looks for those only.
     let only = std::env::var("MILLPOND_ONLY").ok();
     // Every build runs more programs without a bug.
-    assert_eq!(find(if only.is_some() { 10 } else { 20 }, None), None, "right code fails");
+    assert_eq!(find(if only.is_some() || by_table { 10 } else { 20 }, None), None, "right code fails");
     let wanted = |bug: &Bug| only.as_deref().is_none_or(|names| names.split(',').any(|n| n == bug.name()));
     let drawn = Bug::C_INTERFACE.iter().filter(|bug| !ELSEWHERE.contains(bug));
     for &bug in drawn.chain(OF_CAPTURES).filter(|bug| wanted(bug)) {
