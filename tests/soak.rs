@@ -13,6 +13,7 @@
 //! | `judge` | what is compared, and by how much it may change; the soaks of the C interface use it too |
 //! | `programs` | programs with a name, in one allocator that stays |
 //! | `windows` | those with virtual memory beneath the pools |
+//! | `bounds` | those of holds, groups, watermarks and idle trims |
 //! | `readme` | the README's for the simulated device, line by line |
 //! | `requirement_tests` | the tests that tests/architecture/requirements.rs names, from beginning to end, again and again |
 //! | `lasting` | requirements whose tests make a device each: what these do, on a device and an allocator that last |
@@ -29,6 +30,8 @@
 #![allow(unreachable_pub, reason = "modules of a test")]
 #![allow(clippy::duplicate_mod, reason = "examples and tests are modules here, each with its helpers")]
 
+#[path = "soak/bounds.rs"]
+mod bounds;
 #[path = "soak/command.rs"]
 mod command;
 #[path = "soak/complete.rs"]

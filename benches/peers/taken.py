@@ -1,13 +1,15 @@
-"""What a recorded workload takes of the device: ours, beside PyTorch's native allocator.
+"""What a recorded workload takes of the device: ours, beside PyTorch's allocators and the driver's.
 
 The same calls to each, in a process of its own: those of the trace, on one stream, or dealt over four in runs of 1 to 24 allocations as
 `millpond replay --streams 4` deals them, with runs that are drawn by another generator. Nothing is queued on the streams, so that
-what is freed is complete. A line for each: bytes
-asked for that were live at once, at most; bytes taken of the device, at most; and the ratio.
-    taken.py TRACE.csv.gz...      with MILLPOND_LIBRARY, or the built library where the package looks for it
+what is freed is complete. Ours is called through the C interface. A line for each: bytes
+asked for that were live at once, at most; bytes that the driver says are in use, at most, less those before the first call, read every 64th call
+and once the trace is over; and their ratio.
+    taken.py [--streams 1,4] [--who WORD] TRACE.csv.gz...      with MILLPOND_LIBRARY, or the built library where the package looks for it
 Ends with 77 where PyTorch or the library is missing.
 """
 
+import argparse
 import csv
 import gzip
 import os
@@ -18,8 +20,18 @@ import sys
 MIB = 1 << 20
 STREAMS = (1, 4)
 RUN_MOST = 24
-OURS = (("millpond, latency", "latency"), ("millpond, footprint", "footprint"))
-TORCHS = (("PyTorch, native", ""), ("PyTorch, expandable segments", "expandable_segments:True"))
+EVERY = 64
+OURS = (
+    ("millpond, latency, segments", "latency never"),
+    ("millpond, footprint, segments", "footprint never"),
+    ("millpond, latency, windows", "latency auto"),
+    ("millpond, footprint, windows", "footprint auto"),
+)
+TORCHS = (
+    ("PyTorch, native", ""),
+    ("PyTorch, expandable segments", "expandable_segments:True"),
+    ("PyTorch, cudaMallocAsync", "backend:cudaMallocAsync"),
+)
 
 
 def calls(trace, streams):
@@ -43,14 +55,29 @@ def calls(trace, streams):
     return found, peak
 
 
-def with_ours(policy, work, streams):
+def run(work, handles, allocate, free, in_use):
+    """Makes the calls; returns the bytes that the driver says are in use at most, less those before."""
+    held, before = {}, in_use()
+    most = before
+    for number, (allocates, block, size, stream) in enumerate(work):
+        if allocates:
+            held[block] = allocate(size, handles[stream])
+        else:
+            free(held.pop(block))
+        if number % EVERY == 0:
+            most = max(most, in_use())
+    return max(most, in_use()) - before
+
+
+def with_ours(how, work, streams):
     import ctypes
 
     import millpond
 
+    policy, virtual = how.split()
     # As the package finds it.
     cuda = ctypes.CDLL(os.environ.get("MILLPOND_LIBCUDA", "libcuda.so.1"))
-    with millpond.Allocator(0, policy=policy) as gpu:
+    with millpond.Allocator(0, policy=policy, virtual=virtual) as gpu:
         context, handles = ctypes.c_void_p(), []
         if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context):
             raise RuntimeError("no context")
@@ -59,29 +86,28 @@ def with_ours(policy, work, streams):
             if cuda.cuStreamCreate(ctypes.byref(stream), 1):
                 raise RuntimeError("no stream")
             handles.append(stream.value)
-        held = {}
-        for allocates, block, size, stream in work:
-            if allocates:
-                held[block] = gpu.alloc(size, handles[stream])
-            else:
-                gpu.free(held.pop(block))
-        return gpu.stats()["reserved_peak"]
+
+        def in_use():
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            if cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)):
+                raise RuntimeError("the driver does not say what is free")
+            return total.value - free.value
+
+        return run(work, handles, gpu.alloc, gpu.free, in_use)
 
 
 def with_torch(work, streams):
     import torch
 
     handles = [torch.cuda.Stream() for _ in range(streams)]
-    allocate, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    held = {}
-    for allocates, block, size, stream in work:
-        if allocates:
-            held[block] = allocate(size, handles[stream].cuda_stream)
-        else:
-            free(held.pop(block))
-    return torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+
+    def in_use():
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    allocate, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
+    return run(work, [h.cuda_stream for h in handles], allocate, free, in_use)
 
 
 def one(who, how, trace, streams):
@@ -91,11 +117,18 @@ def one(who, how, trace, streams):
     print(f"{name:22} {streams} {who:30} live {peak // MIB:7} MiB  taken {taken // MIB:7} MiB  {taken / peak:.3f}", flush=True)
 
 
-def main(traces):
+def main(arguments):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=lambda text: [int(n) for n in text.split(",")], default=list(STREAMS))
+    parser.add_argument("--who", default="", help="only those with this in their names")
+    parser.add_argument("traces", nargs="+")
+    asked = parser.parse_args(arguments)
     missing = 0
-    for trace in traces:
-        for streams in STREAMS:
+    for trace in asked.traces:
+        for streams in asked.streams:
             for who, how in OURS + TORCHS:
+                if asked.who not in who:
+                    continue
                 env = dict(os.environ, PYTORCH_CUDA_ALLOC_CONF=how, PYTORCH_ALLOC_CONF=how) if who.startswith("PyTorch") else os.environ
                 done = subprocess.run([sys.executable, __file__, "--one", who, how, trace, str(streams)], env=env, check=False)
                 missing += done.returncode != 0

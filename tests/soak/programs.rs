@@ -6,6 +6,10 @@
     reason = "b is the bench; s, t, u streams; x, y arrays and blocks; i the round"
 )]
 
+use super::bounds::{
+    self, holds_begin_and_end, holds_begin_and_end as holds_of_segments_begin_and_end, idle_memory_goes_back,
+    members_of_a_group_come_and_go, watermarks_are_kept,
+};
 use super::readme;
 use super::run::{Bench, Pace, Steady, soak};
 use super::windows::{
@@ -115,6 +119,11 @@ programs! {
     windows_whose_handles_move: windows::at_a_limit(Policy::Footprint);
     windows_whose_handles_move_at_the_limit: windows::at_a_limit(Policy::Latency);
     windows_of_streams_that_come_and_go: windows::config(Policy::Latency);
+    holds_begin_and_end: windows::config(Policy::Footprint);
+    holds_of_segments_begin_and_end: Config::default();
+    members_of_a_group_come_and_go: windows::config(Policy::Footprint);
+    idle_memory_goes_back: windows::config(Policy::Footprint);
+    watermarks_are_kept: bounds::marked();
     #[ignore = "takes long: run by .ci/soak"]
     a_hundred_streams: a_hundred(Policy::Latency);
     #[ignore = "takes long: run by .ci/soak"]
