@@ -26,6 +26,9 @@ OURS = (
     ("millpond, footprint, segments", "footprint never"),
     ("millpond, latency, windows", "latency auto"),
     ("millpond, footprint, windows", "footprint auto"),
+    # Streams that live as long as the process are marked in any call, others only in those that name them.
+    ("millpond, footprint, windows, permanent streams", "footprint auto permanent"),
+    ("millpond, the same, moves of any cost", "footprint auto permanent unbounded"),
 )
 TORCHS = (
     ("PyTorch, native", ""),
@@ -74,10 +77,11 @@ def with_ours(how, work, streams):
 
     import millpond
 
-    policy, virtual = how.split()
+    policy, virtual, *more = how.split()
+    options = {"move_time": "0"} if "unbounded" in more else {}
     # As the package finds it.
     cuda = ctypes.CDLL(os.environ.get("MILLPOND_LIBCUDA", "libcuda.so.1"))
-    with millpond.Allocator(0, policy=policy, virtual=virtual) as gpu:
+    with millpond.Allocator(0, policy=policy, virtual=virtual, **options) as gpu:
         context, handles = ctypes.c_void_p(), []
         if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or cuda.cuCtxSetCurrent(context):
             raise RuntimeError("no context")
@@ -86,6 +90,8 @@ def with_ours(how, work, streams):
             if cuda.cuStreamCreate(ctypes.byref(stream), 1):
                 raise RuntimeError("no stream")
             handles.append(stream.value)
+            if "permanent" in more:
+                gpu.declare_permanent(stream.value)
 
         def in_use():
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -114,7 +120,7 @@ def one(who, how, trace, streams):
     work, peak = calls(trace, streams)
     taken = with_ours(how, work, streams) if who.startswith("millpond") else with_torch(work, streams)
     name = os.path.basename(trace).split(".")[0]
-    print(f"{name:22} {streams} {who:30} live {peak // MIB:7} MiB  taken {taken // MIB:7} MiB  {taken / peak:.3f}", flush=True)
+    print(f"{name:22} {streams} {who:48} live {peak // MIB:7} MiB  taken {taken // MIB:7} MiB  {taken / peak:.3f}", flush=True)
 
 
 def main(arguments):
