@@ -62,11 +62,12 @@ pub fn members_of_a_group_come_and_go(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
-/// By the program's own clock: blocks of other lengths each time, and what was idle for a while goes back.
+/// Blocks of other lengths each time, and now and then all that is idle goes back. By an age of zero: by a longer one the time that the rounds take would
+/// decide what goes back.
 pub fn idle_memory_goes_back(b: &Bench) -> Steady {
     blocks_of_many_lengths(b, |gpu, i| {
-        if i.is_multiple_of(5) {
-            gpu.trim_idle(Duration::from_nanos(i % 2)).expect("given back");
+        if i % 50 == 49 {
+            gpu.trim_idle(Duration::ZERO).expect("given back");
         }
     })
 }

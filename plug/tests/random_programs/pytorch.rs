@@ -267,7 +267,8 @@ impl World {
         let may_have_ended = block.unsure && !block.elsewhere.is_empty();
         assert!(!(done && stuck) || driver::is_broken(), "{words} did not wait for a stream that captures");
         assert!(
-            done || stuck || may_be || may_have_ended || looked_for && may_fail(fault),
+            // Or no driver answers any more, and the stream cannot be identified.
+            done || stuck || may_be || may_have_ended || looked_for && may_fail(fault) || driver::is_broken(),
             "p{name} exists: {}",
             last()
         );
