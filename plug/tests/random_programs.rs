@@ -592,7 +592,7 @@ fn every_bug_of_the_c_interface_is_found() {
     ];
     /// How many programs of each kind are tried.
     const WITHIN: u32 = 800;
-    /// The program of its kind that finds a bug which the first dozen do not: with `MILLPOND_SEARCH_BY_TABLE` the search begins there.
+    /// Bugs that the first few programs of no kind find, and the number of one that does: with `MILLPOND_SEARCH_BY_TABLE` the search begins there.
     const FROM: &[(Bug, u32)] = &[
         (Bug::DoorCreateNotified, 10),
         (Bug::DoorThreadStays, 14),

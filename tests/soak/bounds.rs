@@ -6,7 +6,7 @@ use super::programs::{block, stream, synchronise, writes};
 use super::run::{Bench, Steady};
 use super::windows;
 use millpond::units::{KIB, MIB};
-use millpond::{Allocation, Allocator, Config, Group, Limit, Policy, Stream};
+use millpond::{Allocator, Config, Group, Limit, Policy, Stream};
 use millpond_testkit::counted::Device;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -62,10 +62,10 @@ pub fn members_of_a_group_come_and_go(b: &Bench) -> Steady {
     Steady { round, synchronise, asked: 2 }
 }
 
-/// Blocks of other lengths each time, and now and then all that is idle goes back. By an age of zero: by a longer one the time that the rounds take would
+/// Windows that are thinned, of which now and then all that is idle goes back. By an age of zero: by a longer one the time that the rounds take would
 /// decide what goes back.
 pub fn idle_memory_goes_back(b: &Bench) -> Steady {
-    blocks_of_many_lengths(b, |gpu, i| {
+    windows::thinned(b, |gpu, i| {
         if i % 50 == 49 {
             gpu.trim_idle(Duration::ZERO).expect("given back");
         }
@@ -74,29 +74,11 @@ pub fn idle_memory_goes_back(b: &Bench) -> Steady {
 
 /// The same where watermarks say how much stays.
 pub fn watermarks_are_kept(b: &Bench) -> Steady {
-    blocks_of_many_lengths(b, |gpu, _| {
+    windows::thinned(b, |gpu, _| {
         gpu.maintain().expect("kept");
     })
 }
 
 pub fn marked() -> Config {
     windows::config(Policy::Footprint).watermarks(Limit::Bytes(8 * MIB), Limit::Bytes(24 * MIB))
-}
-
-fn blocks_of_many_lengths(b: &Bench, mut then: impl FnMut(&Allocator<Device>, u64) + 'static) -> Steady {
-    let (gpu, device) = (b.gpu.clone(), b.device.clone());
-    let s = stream(&gpu);
-    let mut blocks: VecDeque<Allocation<Device>> = VecDeque::new();
-    let synchronise = synchronise(&s);
-    let round = Box::new(move |i: u64| {
-        let mib = [3, 1, 7, 2, 12, 5][(i % 6) as usize];
-        let x = block(&gpu, mib * MIB, &s);
-        writes(&device, s.native(), &x);
-        blocks.push_back(x);
-        if blocks.len() > 6 {
-            blocks.pop_front();
-        }
-        then(&gpu, i);
-    });
-    Steady { round, synchronise, asked: 0 }
 }

@@ -7,7 +7,7 @@ use super::programs::{block, stream, synchronise, writes};
 use super::run::{Bench, Steady};
 use millpond::allocator::VirtualMemory;
 use millpond::units::MIB;
-use millpond::{Allocation, Config, Limit, Policy, Trim};
+use millpond::{Allocation, Allocator, Config, Limit, Policy, Trim};
 use millpond_testkit::counted::Device;
 use std::collections::VecDeque;
 
@@ -17,6 +17,15 @@ pub fn config(policy: Policy) -> Config {
 
 /// Blocks of other lengths each time, of which every other one leaves early, so that holes and free handles lie between live ones; and a trim now and then.
 pub fn windows_that_are_thinned(b: &Bench) -> Steady {
+    thinned(b, |gpu, i| {
+        if i % 50 == 49 {
+            gpu.trim(Trim::All).expect("given back");
+        }
+    })
+}
+
+/// The same with another end of a round.
+pub fn thinned(b: &Bench, mut end: impl FnMut(&Allocator<Device>, u64) + 'static) -> Steady {
     let (gpu, device) = (b.gpu.clone(), b.device.clone());
     let s = stream(&gpu);
     let mut blocks: VecDeque<Allocation<Device>> = VecDeque::new();
@@ -32,9 +41,7 @@ pub fn windows_that_are_thinned(b: &Bench) -> Steady {
         if blocks.len() > 12 {
             blocks.pop_front();
         }
-        if i % 50 == 49 {
-            gpu.trim(Trim::All).expect("given back");
-        }
+        end(&gpu, i);
     });
     Steady { round, synchronise, asked: 0 }
 }
