@@ -13,7 +13,7 @@
 //! its own sake is at most [`CALLS_AN_OPERATION`] an operation, over the whole run; at the end nothing is left, on the device
 //! or on the host.
 
-use super::judge::{Highest, Windows, first_tenth, grown_or_rising, runs_away};
+use super::judge::{Highest, Windows, first_tenth, grown_or_rising, plants_bugs, runs_away};
 pub use super::judge::{PERIOD, rounds};
 use millpond::units::GIB;
 use millpond::{Allocator, Config};
@@ -49,7 +49,7 @@ impl Soaked {
     /// If something grew, what a run of ten times the rounds says, and of 100,000 at least. The order of frees may change behind thousands of rounds, in which memory lay
     /// one way, and then stay: a random program had one segment more from its 7,249th round on, and no more in 100,000. A leak grows in both.
     pub fn or_longer(self, rounds: u64, run: impl FnOnce(u64) -> Soaked) -> Soaked {
-        if self.found.is_empty() || !self.only_heights || cfg!(millpond_mutants) {
+        if self.found.is_empty() || !self.only_heights || plants_bugs() {
             self
         } else {
             run((10 * rounds).max(100_000))
