@@ -143,6 +143,7 @@ mutants! {
     PatienceRenewed "patience-renewed" "the time that a request waited for one marker does not count for the next"
     RequestTrims "request-trims" "a request gives plain memory back, which waits for the whole device"
     EndUnwaited "end-unwaited" "an allocator's end gives memory back that it could not wait for, where frees wait for nothing"
+    IdleUnmarked "idle-unmarked" "a request grows beside memory of idle streams that no marker covers"
     HintNeverRaised "hint-never-raised" "frees do not notify other pools that there is something to give"
     ProgressLost "progress-lost" "pools that stand aside do not come back when their memory completes"
     EnteredUnnotified "entered-unnotified" "a pool that stands aside does not come back when something complete enters it"

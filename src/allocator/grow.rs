@@ -149,6 +149,9 @@ impl<D: Driver> Miss<'_, D> {
             None => false,
         };
         self.learn_of_own()?;
+        // A handle fills any hole, so that shorter ranges count too.
+        let unit = windows.lock().unit();
+        self.finds_idle(&Kind::ALL, unit)?;
         let level = self.level();
         let (first, last) = if full { (0, 0) } else { (self.slack(level), u64::MAX) };
         match self.fill(windows, Means { first, last, moves: true, level }) {

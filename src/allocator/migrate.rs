@@ -63,7 +63,8 @@ impl<'a, D: Driver> Miss<'a, D> {
         self.migrate_of(self.kinds())
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    /// Whose ranges a request takes from other pools before it grows.
+    pub(super) fn kinds(&self) -> &'static [Kind] {
         if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
     }
 

@@ -114,6 +114,10 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         if reuse.inserts_waits() && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
         }
+        if migrates && self.has_sources() && self.finds_idle(self.kinds(), self.want.len)? {
+            rung!(self: Poll, Step::Ok(self.again()));
+            rung!(self: Migrate, Step::Ok(self.migrate()));
+        }
         rung!(self: Grow, self.grow(saves));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));

@@ -32,6 +32,7 @@ mod held;
 mod hold;
 mod host;
 mod idle;
+mod idle_streams;
 mod in_transit;
 #[cfg(loom)]
 #[doc(hidden)]

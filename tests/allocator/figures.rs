@@ -497,7 +497,8 @@ impl World {
                 if made(Call::StreamWaitEvent) + made(Call::EventSynchronize) > 0 {
                     self.ages.recorded_somewhere(made(Call::EventRecord), &open);
                 } else {
-                    self.ages.recorded(made(Call::EventRecord), &open);
+                    let may_grow = matches!(step, Step::Alloc { .. } | Step::Tight { .. });
+                    self.ages.recorded(made(Call::EventRecord), &open, may_grow);
                 }
             }
         }

@@ -7,6 +7,7 @@ mod faults;
 mod figures;
 mod fuzz_seeds;
 mod holds;
+mod idle_streams;
 mod lifetimes;
 mod limits;
 mod moves;

@@ -110,6 +110,12 @@ pub fn event_home<T>(home: Option<T>) -> Option<T> {
 
 // What misses learn about other pools, and which sizes a growth tries.
 
+/// Whether a request that is about to grow marks idle streams that have free memory.
+#[inline]
+pub fn looks_for_idle_streams() -> bool {
+    !mutant!(IdleUnmarked)
+}
+
 /// Whether a pool's bound on its free ranges rises.
 #[inline]
 pub fn raises_bound(longest: u32, bound: u32) -> bool {

@@ -31,6 +31,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["wait-unlearnt", "hint-never-raised"],
         run: ordered_serves_at_once,
     },
+    Case { name: "memory of an idle stream serves", kills: &["idle-unmarked"], run: idle_serves },
     Case {
         name: "one of many pending pools is complete",
         kills: &["progress-lost"],
@@ -245,6 +246,20 @@ fn ordered_serves_at_once() -> Outcome {
     let report = w.gpu.report();
     ensure!(report.growths == 1, "{} growths: s's memory was t's to take", report.growths);
     ensure!(report.total.counters.waits_inserted == 0, "a wait was inserted, the program had made one");
+    drop((y, s, t));
+    w.end()
+}
+
+/// A stream has freed one block and has nothing to do; no marker covers it, and the streams are not ordered.
+fn idle_serves() -> Outcome {
+    let w = World::on(Sim::new(4 * GIB), super::Config::default());
+    let [s, t] = w.streams();
+    w.written_and_freed(4, &s)?;
+    w.sim.run_until_idle();
+    let y = w.claim(4, &t)?;
+    let report = w.gpu.report();
+    ensure!(report.growths == 1, "{} growths: s has nothing to do", report.growths);
+    ensure!(report.total.counters.waits_inserted == 0, "a wait was inserted");
     drop((y, s, t));
     w.end()
 }

@@ -135,7 +135,10 @@ fn failed_record() -> Outcome {
     let w = World::hasty(4);
     let [s, t] = w.streams();
     w.written_and_freed(4, &s)?;
-    w.sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+    // The first is made to see whether s is idle, the second for t to wait for.
+    for nth in 1..=2 {
+        w.sim.fail(Call::EventRecord, nth, DriverErrorKind::Other);
+    }
     ensure!(w.alloc(4, &t).is_err(), "the record failed and the request did not");
     let y = w.claim(4, &t)?;
     drop((y, s, t));

@@ -4,7 +4,8 @@
 //!
 //! Which streams the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
 //! marks all that are due; a trim marks every stream, and so does a request that finds nothing. A stream's own frees count too, once
-//! another one's request looked at its memory, which only the allocator knows: then a stream may have been due or not. How many markers
+//! another one's request looked at its memory, which only the allocator knows: then a stream may have been due or not. And a request that is about to grow
+//! marks streams of which anything was freed since their last marker, if they seem idle and have enough. How many markers
 //! there were is known from the device, and has to be a number that such calls make; mostly it shows whose they were.
 
 use millpond::units::{MIB, StreamId};
@@ -66,14 +67,15 @@ impl Ages {
         line.most.due = false;
     }
 
-    /// So many events were recorded on streams, of which these are open.
-    pub(crate) fn recorded(&mut self, events: u64, open: &[StreamId]) {
+    /// So many events were recorded on streams, of which these are open, by a request that may have grown or by another call.
+    pub(crate) fn recorded(&mut self, events: u64, open: &[StreamId], may_grow: bool) {
         if events == 0 {
             return;
         }
         let line = |s: &StreamId| self.lines.get(s).copied().unwrap_or_default();
+        let may = |most: Unmarked| most.due || (may_grow && most.frees > 0);
         let (due, maybe): (Vec<_>, Vec<_>) =
-            open.iter().copied().filter(|s| line(s).most.due).partition(|s| line(s).least.due);
+            open.iter().copied().filter(|s| may(line(s).most)).partition(|s| line(s).least.due);
         // All of them so often, those that are due, and so many that may be.
         let (all, certain, doubtful) = (open.len() as u64, due.len() as u64, maybe.len() as u64);
         let ways: Vec<(u64, u64)> = (0..=events / all)

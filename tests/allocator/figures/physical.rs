@@ -11,7 +11,7 @@ use millpond::report::{PhysicalReport, Report};
 use millpond::trace::Event;
 use millpond::units::{MIB, StreamId};
 use millpond::{Allocation, Allocator, Config, DriverErrorKind, Error, Limit, Policy, Reuse, Stream, Trim};
-use millpond_sim::{Call, Leak, Sim};
+use millpond_sim::{Call, Launch, Leak, Sim};
 use millpond_testkit::effort::{is_full, ordinary_or_full};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -70,6 +70,10 @@ enum Step {
     /// Every other block, from the oldest on.
     Thin,
     Synchronize,
+    /// A stream has work to do until the program synchronises.
+    Work {
+        on: usize,
+    },
     Trim,
     /// Of whole units: with less room than one there would be plain segments.
     Limit {
@@ -88,6 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
         7 => any::<usize>().prop_map(|at| Step::Free { at }),
         1 => Just(Step::Thin),
         2 => Just(Step::Synchronize),
+        2 => (0..4usize).prop_map(|on| Step::Work { on }),
         1 => Just(Step::Trim),
         2 => prop::option::of(1..80u64).prop_map(|units| Step::Limit { units }),
         1 => Just(Step::Open),
@@ -150,6 +155,10 @@ impl World {
                 });
             }
             Step::Synchronize => self.gpu.synchronize().unwrap(),
+            Step::Work { on } => {
+                let stream = &self.streams[on % self.streams.len()];
+                self.sim.launch(stream.native(), Launch::new("work").takes(1_000_000_000)).unwrap();
+            }
             Step::Trim => drop(self.gpu.trim(Trim::All).unwrap()),
             Step::Limit { units } => {
                 let limit = units.map_or(Limit::None, |n| Limit::Bytes(n * UNIT));
