@@ -413,7 +413,7 @@ fn refused(why: Refuses, streams: usize) -> (u64, u64) {
 }
 
 /// Each of a refused request's two rounds looks once at what a pool has free and once at what it has in flight, and asks a stream that captures
-/// once. Of independent streams' pools neither is looked at: what is counted there is what else is done for each pool, facts and report. A
+/// once. A look for idle streams makes a constant number of calls. Of independent streams' pools neither is looked at: what is counted there is what else is done for each pool, facts and report. A
 /// pool of which some is held back is looked at twice for that by the report, and twice by what the error says of a trim.
 #[test]
 fn at_the_limit_pools_that_cannot_be_waited_for_are_looked_at_once_a_round() {
@@ -424,8 +424,10 @@ fn at_the_limit_pools_that_cannot_be_waited_for_are_looked_at_once_a_round() {
         println!(
             "beside {n}: {held_back}, {captures} and {independent} locks, {asked}, {asks} and {unqueried} calls"
         );
+        // At most eight streams a look: three calls for a marker, of which one creates its event, and a query or two.
+        let idle = 2 * 8 * 6;
         assert!(
-            (asked, unqueried) == (0, 0) && asks <= 2 * n,
+            asked == 0 && unqueried <= idle && asks <= 2 * n + idle,
             "{asked}, {asks} and {unqueried} calls for {n} streams"
         );
         let more = held_back.saturating_sub(independent);

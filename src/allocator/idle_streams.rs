@@ -1,8 +1,8 @@
-//! Before a pool grows: which streams with free memory have nothing to do.
+//! Where a pool should not grow: which streams with free memory have nothing to do.
 //!
 //! A free records no event, so no marker covers what was freed last, and nothing shows that it is complete, even where its stream has long been idle.
-//! A request that is about to grow, or to move physical memory, records the missing markers of a few such streams and queries them. Growth takes
-//! tens of microseconds, a marker and its query half of one, and an event on an idle stream is complete about as soon as it can be queried: so
+//! A request that has grown as far as its policy or limit allows, or is about to move physical memory, records the missing markers of a few such streams and
+//! queries them. Growth and moves take tens of microseconds, a marker and its query half of one, and an event on an idle stream is complete about as soon as it can be queried: so
 //! they are queried [`QUERIES`] times in all. A stream whose earlier markers are not complete is busy, and is neither marked nor queried again. The host waits
 //! for nothing, and no stream is made to.
 //!
@@ -21,7 +21,7 @@ use crate::units::Granules;
 use hashbrown::HashSet;
 use smallvec::SmallVec;
 
-/// How many streams one look marks.
+/// How many streams one look queries and marks, if they can be marked.
 const STREAMS: usize = 8;
 /// How many pools it looks at.
 const POOLS: usize = 64;
@@ -53,10 +53,7 @@ impl<D: Driver> Miss<'_, D> {
         let mut learnt = false;
         let mut marked: Timelines<D> = SmallVec::new();
         let Unmarked { timelines, with_ranges_in_flight } = self.unmarked(kinds, len);
-        for timeline in timelines {
-            if marked.len() == STREAMS {
-                break;
-            }
+        for timeline in timelines.into_iter().take(STREAMS) {
             // If something before is not complete, this is not either.
             let before = core.registry.poll_completed(&core.driver, &timeline);
             let made = before.and_then(|complete| {

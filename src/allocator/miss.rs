@@ -114,11 +114,12 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         if reuse.inserts_waits() && self.core.config.deterministic {
             rung!(self: MigrateWithWait, self.order_older_half());
         }
+        rung!(self: Grow, self.grow(saves));
+        // Not before: a stream that takes what another one's next request would hit makes two misses of two hits.
         if migrates && self.has_sources() && self.finds_idle(self.kinds(), self.want.len)? {
             rung!(self: Poll, Step::Ok(self.again()));
             rung!(self: Migrate, Step::Ok(self.migrate()));
         }
-        rung!(self: Grow, self.grow(saves));
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));
         if migrates && self.want.kind == Kind::Small && self.has_sources() {

@@ -411,7 +411,7 @@ impl Busy {
 #[test]
 fn neither_a_hit_nor_a_free_calls_the_driver_whatever_is_pending() {
     let mut seen = Seen::default();
-    for seed in 0..80 {
+    for seed in 0..160 {
         let mut busy = Busy::new(seed);
         for _ in 0..250 {
             match busy.dice.below(4) {

@@ -1,10 +1,11 @@
-//! Free memory of streams that have nothing to do, which no marker covers: a request finds it before its pool grows.
+//! Free memory of streams that have nothing to do, which no marker covers: a request finds it before its pool
+//! grows beyond what the policy allows; under `latency` that is the limit.
 
 use crate::rig::{all_clean, late, on, write};
 use crate::windows::taken;
 use millpond::allocator::VirtualMemory;
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Config, Policy, Trim};
+use millpond::{Config, Limit, Policy, Trim};
 use millpond_sim::{Call, Schedule, Sim};
 
 /// A device whose work is complete as soon as it was queued.
@@ -17,7 +18,7 @@ fn at_once() -> Sim {
 fn what_an_idle_stream_freed_last_serves_others() {
     for bytes in [KIB, 256 * KIB, MIB, 40 * MIB] {
         let sim = at_once();
-        let gpu = on(&sim, Config::default());
+        let gpu = on(&sim, Config::default().policy(Policy::Footprint));
         let streams: Vec<_> = (0..6).map(|_| gpu.stream().unwrap()).collect();
         let first = gpu.alloc(bytes, &streams[0]).unwrap();
         let reserved = gpu.report().reserved;
@@ -32,6 +33,29 @@ fn what_an_idle_stream_freed_last_serves_others() {
         drop(streams);
         all_clean(&sim, gpu);
     }
+}
+
+/// Under `latency` a stream keeps what its next request will hit, as long as there is room; at the limit it serves the others too.
+#[test]
+fn latency_grows_before_it_looks() {
+    let sim = at_once();
+    let gpu = on(&sim, Config::default().limit(Limit::Bytes(60 * MIB)));
+    let [a, b, c] = [(); 3].map(|()| gpu.stream().unwrap());
+    drop(gpu.alloc(30 * MIB, &a).unwrap());
+    drop(gpu.alloc(30 * MIB, &b).unwrap());
+    let misses = || gpu.report().total.counters.misses;
+    let before = misses();
+    for s in [&a, &b, &a, &b] {
+        let x = gpu.alloc(30 * MIB, s).unwrap();
+        write(&sim, &x, s);
+        sim.run_until_idle();
+    }
+    assert_eq!((misses(), gpu.report().reserved), (before, 60 * MIB), "hits");
+    let x = gpu.alloc(30 * MIB, &c).unwrap();
+    write(&sim, &x, &c);
+    assert_eq!((gpu.report().reserved, gpu.report().total.counters.host_waits), (60 * MIB, 0));
+    drop((x, a, b, c));
+    all_clean(&sim, gpu);
 }
 
 /// What is free in short pieces serves a long request by its handles, though the streams are not ordered and no wait may be inserted.
@@ -61,7 +85,7 @@ fn handles_of_idle_streams_move() {
 #[test]
 fn a_range_in_flight_of_an_idle_stream_serves_its_pool() {
     let sim = at_once();
-    let gpu = on(&sim, Config::default());
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint));
     let [home, user] = [(); 2].map(|()| gpu.stream().unwrap());
     let x = gpu.alloc(30 * MIB, &home).unwrap();
     let reserved = gpu.report().reserved;
@@ -81,7 +105,7 @@ fn a_range_in_flight_of_an_idle_stream_serves_its_pool() {
 #[test]
 fn ranges_in_flight_of_other_pools_serve() {
     let sim = at_once();
-    let gpu = on(&sim, Config::default());
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint));
     let main = gpu.stream().unwrap();
     let mut streams = Vec::new();
     let mut reserved = 0;
@@ -109,7 +133,7 @@ fn ranges_in_flight_of_other_pools_serve() {
 #[test]
 fn a_busy_stream_gets_one_marker() {
     let sim = late();
-    let gpu = on(&sim, Config::default());
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint));
     let [a, b] = [(); 2].map(|()| gpu.stream().unwrap());
     let x = gpu.alloc(30 * MIB, &a).unwrap();
     write(&sim, &x, &a);
@@ -139,7 +163,7 @@ fn a_busy_stream_gets_one_marker() {
 #[test]
 fn a_deterministic_allocator_asks_nothing() {
     let sim = at_once();
-    let gpu = on(&sim, Config::default().deterministic(true));
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint).deterministic(true));
     let [a, b] = [(); 2].map(|()| gpu.stream().unwrap());
     drop(gpu.alloc(30 * MIB, &a).unwrap());
     let x = gpu.alloc(30 * MIB, &b).unwrap();
@@ -154,7 +178,7 @@ fn a_deterministic_allocator_asks_nothing() {
 #[test]
 fn a_capture_on_an_idle_stream_survives() {
     let sim = at_once();
-    let gpu = on(&sim, Config::default());
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint));
     let native = sim.stream().unwrap();
     let (a, b) = (gpu.adopt(native.clone()).unwrap(), gpu.stream().unwrap());
     drop(gpu.alloc(30 * MIB, &a).unwrap());

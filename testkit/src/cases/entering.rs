@@ -252,7 +252,8 @@ fn ordered_serves_at_once() -> Outcome {
 
 /// A stream has freed one block and has nothing to do; no marker covers it, and the streams are not ordered.
 fn idle_serves() -> Outcome {
-    let w = World::on(Sim::new(4 * GIB), super::Config::default());
+    let config = super::Config::default().policy(millpond::Policy::Footprint);
+    let w = World::on(Sim::new(4 * GIB), config);
     let [s, t] = w.streams();
     w.written_and_freed(4, &s)?;
     w.sim.run_until_idle();
