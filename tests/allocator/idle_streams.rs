@@ -29,7 +29,10 @@ fn what_an_idle_stream_freed_last_serves_others() {
             sim.run_until_idle();
             assert_eq!(gpu.report().reserved, reserved, "{bytes} B on {}", s.id());
         }
-        assert_eq!((gpu.report().total.counters.waits_inserted, gpu.report().total.counters.host_waits), (0, 0));
+        assert_eq!(
+            (gpu.report().total.counters.waits_inserted, gpu.report().total.counters.host_waits),
+            (0, 0)
+        );
         drop(streams);
         all_clean(&sim, gpu);
     }
