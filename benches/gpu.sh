@@ -13,6 +13,7 @@
 #   costs     what plain allocations and what frees by events or host functions cost; what a second stream takes of the device
 #             where a first one has freed as much, beside two peers (benches/gpu/gpu_costs.rs, benches/peers/t13.py)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (benches/gpu/gpu_transfers)
+#   pinned    how long pinned memory takes to grow and to go back, by our pool, by the driver's own call and by one thread (benches/gpu/gpu_pinned.rs)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
 #   ends      forks, exits and a closed library with memory alive and work pending, from C, Python and PyTorch (plug/gpu/ends_checks.*)
@@ -34,7 +35,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers cublas plug ends footprint taken rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers pinned cublas plug ends footprint taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # Says the commit. What a stale pack measured would be reported for another source.
@@ -282,6 +283,15 @@ stage_transfers() {
     tables "$here/transfers.txt"
     echo "for benches/RESULTS.md:"
     as_markdown "$here/transfers.txt" 'T9|P1'
+    [ "$status" = 3 ] && echo "an aim was missed"
+    return "$status"
+}
+
+stage_pinned() {
+    local status=0
+    # shellcheck disable=SC2086  # one word or none
+    within 200 "$bin/gpu_pinned" $size >"$here/pinned.txt" || status=$?
+    tables "$here/pinned.txt"
     [ "$status" = 3 ] && echo "an aim was missed"
     return "$status"
 }

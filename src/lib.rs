@@ -84,7 +84,9 @@ pub use cudarc;
 #[cfg(feature = "half")]
 pub use half;
 
-pub use array::{AsViewMut, DeviceArray, DeviceView, DeviceViewMut, IntoView, PinnedArray, Shape};
+pub use array::{
+    AsViewMut, DeviceArray, DeviceView, DeviceViewMut, IntoView, PinnedArray, RegisteredArray, Shape,
+};
 pub use erased::GpuAlloc;
 pub use error::{DriverError, DriverErrorKind, Error, Mismatch, OutOfMemory, Unavailable};
 pub use transfer::{Download, Upload};

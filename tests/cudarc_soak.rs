@@ -106,7 +106,11 @@ const MADE: [(&str, &[&str], &[&str]); 7] = [
     ("modules", &["cuModuleLoadData", "cuModuleLoadDataEx"], &["cuModuleUnload"]),
     ("plain ranges", &["cuMemAlloc_v2"], &["cuMemFree_v2"]),
     ("handles", &["cuMemCreate"], &["cuMemRelease"]),
-    ("pinned ranges", &["cuMemHostAlloc", "cuMemAllocHost_v2"], &["cuMemFreeHost"]),
+    (
+        "pinned ranges",
+        &["cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"],
+        &["cuMemFreeHost", "cuMemHostUnregister"],
+    ),
 ];
 
 const COUNTERS: usize = 18 + MADE.len() + 2;

@@ -13,6 +13,8 @@ mod copies;
 mod processes;
 #[path = "fake_faults/programs.rs"]
 mod programs;
+#[path = "fake_faults/registered.rs"]
+mod registered;
 #[path = "fake_libcuda/remote.rs"]
 mod remote;
 
@@ -42,6 +44,7 @@ const GIVE_BACK: &[(&str, &str)] = &[
     ("cuMemFree_v2", "Plain"),
     ("cuMemFreeAsync", "Pooled"),
     ("cuMemFreeHost", "Pinned"),
+    ("cuMemHostUnregister", "Pinned"),
     ("cuMemPoolDestroy", "memory pool"),
     ("cuModuleUnload", "a module"),
     ("cuStreamDestroy_v2", "SimStream"),

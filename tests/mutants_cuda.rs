@@ -68,7 +68,15 @@ const KILLERS: &[(Bug, &[&str])] = &[
         Bug::CudaContextLeft,
         &["cuda_backend::the_last_reference_to_an_adopted_stream_leaves_no_context_behind"],
     ),
-    (Bug::CudaDirtyPages, &["cuda_backend::memory_is_aligned_and_wrong_frees_are_refused_in_words"]),
+    (
+        Bug::CudaDirtyPages,
+        &[
+            "cuda_backend::memory_is_aligned_and_wrong_frees_are_refused_in_words",
+            "fake_faults::registered::large_segments_are_registered_pages",
+        ],
+    ),
+    (Bug::CudaRegisterFails, &["fake_faults::registered::a_refused_registration_is_an_ordinary_allocation"]),
+    (Bug::CudaUnregisterIgnored, &["fake_faults::registered::a_registration_that_cannot_end_stays"]),
     (Bug::CudaScrubbedNot, &["cuda_backend::options_say_where_segments_come_from_and_wipe_them"]),
     (Bug::CudaPartFreed, &["cuda_backend::memory_is_aligned_and_wrong_frees_are_refused_in_words"]),
     (

@@ -12,6 +12,7 @@
 use super::ended::Unmanaged;
 use super::kept::{Kernels, Loaded};
 use super::memory::AsyncPool;
+use super::pages::Registering;
 use super::probe::{Api, Code, api};
 use super::ranges::Ranges;
 use super::stream::Known;
@@ -64,6 +65,7 @@ pub(super) struct Device {
     pub(super) slot: DeviceSlot,
     pub(super) calls: Calls,
     pub(super) ranges: Ranges<AsyncPool>,
+    pub(super) registering: Registering,
     pub(super) known: Known,
     pub(super) unmanaged: Unmanaged,
     /// Whether other code may capture: [`Cuda::expect_captures`](super::Cuda::expect_captures) was called.
@@ -209,6 +211,7 @@ impl Device {
             slot: DeviceSlot::default(),
             calls: Calls::new(),
             ranges: Ranges::default(),
+            registering: Registering::default(),
             known: Known::default(),
             unmanaged: Unmanaged::default(),
             expects_captures: AtomicBool::new(false),

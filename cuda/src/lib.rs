@@ -15,6 +15,7 @@
 //! | `kernel`, `gate` | built-in kernels: fill, check, hold |
 //! | `launch` | users' kernels, loaded once |
 //! | `kept` | what a context keeps for these three: modules, findings of checks, cells of gates |
+//! | `registered`, `pages`, `machine` | pinned memory by registration: our own pages, the program's memory; what the machine has |
 //! | `ranges` | which ranges are allocated, so that safe calls can check |
 //!
 //! ```
@@ -56,10 +57,13 @@ mod gate;
 mod kept;
 mod kernel;
 mod launch;
+mod machine;
 mod memory;
+mod pages;
 mod pitch;
 mod probe;
 mod ranges;
+mod registered;
 mod stream;
 mod table;
 mod virt;

@@ -15,7 +15,7 @@ use cudarc::driver::sys::{CUmemPoolHandle_st, CUmemoryPool, CUstream_st};
 use millpond_driver::sync::{Arc, Weak};
 use millpond_driver::units::{Addr, DeviceId, GRANULE_BYTES};
 use millpond_driver::{DriverError, DriverErrorKind};
-use millpond_driver::{DriverResult, Host, HostKind, Memory, MemoryInfo};
+use millpond_driver::{DriverResult, Host, HostKind, HostMemory, Memory, MemoryInfo};
 
 /// Where plain segments come from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
@@ -305,10 +305,16 @@ const WRITE_COMBINED: u32 = 4;
 #[allow(unsafe_code, reason = "the contract is kept by the driver")]
 // SAFETY: the driver's pinned ranges are disjoint pages of the process until freed; they are zeroed below.
 unsafe impl Host for Cuda {
-    /// As the trait says. The pages are zeroed by this call: the driver does not promise it.
+    /// As the trait says. Large segments of cached memory are registered pages of our own, where they can be. The pages are zeroed by this call: the
+    /// driver does not promise it.
     fn pin_raw(&self, bytes: u64, kind: HostKind) -> DriverResult<NonNull<u8>> {
         let call = Call::mem_host_alloc;
         let size = whole(call, bytes)?;
+        if kind == HostKind::Cached
+            && let Some(pages) = self.pin_pages(bytes)?
+        {
+            return Ok(pages);
+        }
         let flags = match kind {
             HostKind::Cached => PORTABLE,
             HostKind::WriteCombined => PORTABLE | WRITE_COMBINED,
@@ -340,11 +346,23 @@ unsafe impl Host for Cuda {
 
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
         let (call, device, addr) = (Call::mem_free_host, &*self.device, ptr.addr().get() as u64);
-        let Some(kind) = device.ranges.remove(addr, bytes, |k| matches!(k, Kind::Pinned)) else {
+        let ours = |k: &Kind<AsyncPool>| matches!(k, Kind::Pinned | Kind::Pages(_));
+        let Some(kind) = device.ranges.remove(addr, bytes, ours) else {
             let message = format!(
                 "{bytes} bytes at {addr:#x} are no pinned range of this device: unpin each range whole, once"
             );
             return Err(invalid(call, message));
+        };
+        let kind = match kind {
+            // The system wipes what it gives to anybody else.
+            Kind::Pages(pages) => {
+                // SAFETY: passed on from the caller; the range came from `pin_pages`.
+                return unsafe { self.unpin_pages(pages) }.map_err(|(pages, e)| {
+                    device.ranges.add(addr, bytes, Kind::Pages(pages));
+                    e
+                });
+            }
+            kind => kind,
         };
         if self.scrub {
             // SAFETY: the range was live until a line ago; the caller says that no use and no reference is left.
@@ -362,7 +380,21 @@ unsafe impl Host for Cuda {
         freed
     }
 
-    /// `cuMemFreeHost` does (`unpinning_waits_for_whatever_is_queued` in the conformance suite, on a GPU).
+    unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.register_theirs(ptr, bytes) }
+    }
+
+    unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.unregister_theirs(ptr, bytes) }
+    }
+
+    fn host_memory(&self) -> Option<HostMemory> {
+        super::machine::memory()
+    }
+
+    /// `cuMemFreeHost` and `cuMemHostUnregister` do (`unpinning_waits_for_whatever_is_queued` in the conformance suite, on a GPU).
     fn unpin_waits_for_device(&self) -> bool {
         true
     }

@@ -4,6 +4,7 @@
 //! It is used where memory is allocated and freed, and by the safe launches and copies that replay uses; the
 //! allocator's own paths over memory that it holds never come here. It does not know owners or streams, nor what a pool of the driver's is.
 
+use super::pages::Pages;
 use super::table::{Call, invalid};
 use millpond_driver::DriverResult;
 use millpond_driver::sync::{Arc, Mutex};
@@ -19,13 +20,17 @@ pub(super) enum Kind<P> {
     Pooled(Arc<P>),
     /// A mapping of a virtual memory handle.
     Mapped,
-    /// Page-locked host memory.
+    /// Page-locked host memory of the driver's.
     Pinned,
+    /// Our own pages, registered.
+    Pages(Pages),
+    /// Memory of the program's, registered.
+    Registered,
 }
 
 impl<P> Kind<P> {
     fn is_on_device(&self) -> bool {
-        !matches!(self, Kind::Pinned)
+        !matches!(self, Kind::Pinned | Kind::Pages(_) | Kind::Registered)
     }
 }
 
@@ -134,7 +139,8 @@ impl<P> Ranges<P> {
                 Kind::Plain => "plain device memory",
                 Kind::Pooled(_) => "device memory of a driver's pool",
                 Kind::Mapped => "mapped device memory",
-                Kind::Pinned => "pinned memory",
+                Kind::Pinned | Kind::Pages(_) => "pinned memory",
+                Kind::Registered => "registered memory of the program",
             };
             format!("{bytes} bytes of {what} at {at:#x}")
         };

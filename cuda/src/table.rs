@@ -256,6 +256,8 @@ functions! {
     optional {
         stream_get_id = "cuStreamGetId", "cuStreamGetId", (CUstream, *mut u64);
         ctx_record_event = "cuCtxRecordEvent", "cuCtxRecordEvent", (CUcontext, CUevent);
+        mem_host_register = "cuMemHostRegister_v2", "cuMemHostRegister", (*mut c_void, usize, c_uint);
+        mem_host_unregister = "cuMemHostUnregister", "cuMemHostUnregister", (*mut c_void);
         func_load = "cuFuncLoad", "cuFuncLoad", (CUfunction);
         mem_export = "cuMemExportToShareableHandle", "cuMemExportToShareableHandle", (*mut c_void, u64, c_int, u64);
         mem_import = "cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle",

@@ -8,9 +8,9 @@
 
 use crate::units::{Addr, DeviceId};
 use crate::{
-    Copies, DeviceSlot, Driver, DriverError, DriverErrorKind, DriverResult, Fences, Host, HostKind, Kernel,
-    KernelLaunch, Kernels, Mapping, MappingFacts, Memory, MemoryInfo, Note, Pitched, Properties, StreamInfo,
-    StreamOptions,
+    Copies, DeviceSlot, Driver, DriverError, DriverErrorKind, DriverResult, Fences, Host, HostKind,
+    HostMemory, Kernel, KernelLaunch, Kernels, Mapping, MappingFacts, Memory, MemoryInfo, Note, Pitched,
+    Properties, StreamInfo, StreamOptions,
 };
 use core::any::Any;
 use core::fmt;
@@ -195,6 +195,12 @@ macro_rules! same {
             /// [`Host::unpin_raw`]'s.
             unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
             /// # Safety
+            /// [`Host::register_raw`]'s.
+            unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
+            /// # Safety
+            /// [`Host::unregister_raw`]'s.
+            unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
+            /// # Safety
             /// That of the operation's method in [`Copies`] or [`Kernels`].
             unsafe fn operate(&self, operation: &Operation<'_>, on: &AnyNative) -> DriverResult<()>;
         }
@@ -288,6 +294,14 @@ macro_rules! same {
                 // SAFETY: the caller's, of the same range.
                 unsafe { Host::unpin_raw(self, ptr, bytes) }
             }
+            unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same range.
+                unsafe { Host::register_raw(self, ptr, bytes) }
+            }
+            unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+                // SAFETY: the caller's, of the same range.
+                unsafe { Host::unregister_raw(self, ptr, bytes) }
+            }
             unsafe fn operate(&self, operation: &Operation<'_>, on: &AnyNative) -> DriverResult<()> {
                 let on = stream::<D>(on, "operate")?;
                 match *operation {
@@ -340,6 +354,7 @@ same! {
     Fences::synchronize_device() -> DriverResult<()>;
     Fences::host_time() -> Duration;
     Host::pin_raw(bytes: u64, kind: HostKind) -> DriverResult<NonNull<u8>>;
+    Host::host_memory() -> Option<HostMemory>;
     Host::unpin_waits_for_device() -> bool;
     Host::unpin_spares_uses() -> bool;
     Host::unpin_failed(error: DriverError);
@@ -489,6 +504,7 @@ unsafe impl Copies for AnyDriver {
 unsafe impl Host for AnyDriver {
     passed_on! {
         fn pin_raw(bytes: u64, kind: HostKind) -> DriverResult<NonNull<u8>>;
+        fn host_memory() -> Option<HostMemory>;
         fn unpin_waits_for_device() -> bool;
         fn unpin_spares_uses() -> bool;
         fn unpin_failed(error: DriverError);
@@ -496,6 +512,14 @@ unsafe impl Host for AnyDriver {
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
         // SAFETY: the caller's, of a range of this device.
         unsafe { self.device.unpin_raw(ptr, bytes) }
+    }
+    unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's, of the same range.
+        unsafe { self.device.register_raw(ptr, bytes) }
+    }
+    unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        // SAFETY: the caller's, of a range of this device.
+        unsafe { self.device.unregister_raw(ptr, bytes) }
     }
 }
 

@@ -3,7 +3,7 @@
 //! It does not know who accesses it from the CPU, nor when: the caller that unpins makes sure that no access is left.
 
 use crate::units::Addr;
-use crate::{DriverError, DriverResult};
+use crate::{DriverError, DriverErrorKind, DriverResult};
 use core::fmt;
 use core::ptr::NonNull;
 
@@ -15,6 +15,38 @@ pub enum HostKind {
     Cached,
     /// Write-combined: for sources that the CPU only ever writes; reading is very slow.
     WriteCombined,
+}
+
+/// How much memory a host has, for limits that are shares of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct HostMemory {
+    /// The machine's physical memory, in bytes.
+    pub physical: u64,
+    /// What the process may use of it at most, if a container limits it.
+    pub container: Option<u64>,
+}
+
+impl HostMemory {
+    /// A host with so much memory, and a process that a container limits or not.
+    pub fn new(physical: u64, container: Option<u64>) -> HostMemory {
+        HostMemory { physical, container }
+    }
+    /// The bytes that the process can have at most.
+    pub fn bytes(self) -> u64 {
+        self.physical.min(self.container.unwrap_or(u64::MAX))
+    }
+}
+
+/// The smaller of the two, and whose it is.
+impl fmt::Display for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = match self.container {
+            Some(limit) if limit < self.physical => "that this container may use",
+            _ => "of memory that this machine has",
+        };
+        write!(f, "the {} {whose}", crate::bytes(self.bytes()))
+    }
 }
 
 /// Page-locked host memory.
@@ -37,6 +69,37 @@ pub unsafe trait Host: Clone + Send + Sync + Sized + 'static {
     /// # Safety
     /// The range came whole from [`Host::pin_raw`], every use of it is complete and no reference into it is left.
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()>;
+
+    /// Pins memory of the caller's where it is, for the device to read and write. By default a device cannot.
+    ///
+    /// # Errors
+    /// It overlaps memory that is pinned; out of memory; not supported; the driver's. The memory is then as it was.
+    ///
+    /// # Safety
+    /// `bytes` from `ptr`, not 0, are live memory of this process until [`Host::unregister_raw`] succeeds.
+    unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        let _ = (ptr, bytes);
+        let message = "this device cannot pin memory that the program has: copy it into pinned memory";
+        Err(DriverError::new("register", 801, DriverErrorKind::NotSupported, message))
+    }
+
+    /// Ends [`Host::register_raw`]: the memory is ordinary memory of the program's again. Waits as [`Host::unpin_raw`] does.
+    ///
+    /// # Errors
+    /// The driver's; the range then counts as still pinned.
+    ///
+    /// # Safety
+    /// The range was pinned whole by [`Host::register_raw`], and every use of it by the device is complete.
+    unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        let _ = bytes;
+        let message = format!("no memory was registered at {ptr:?}: this device cannot");
+        Err(DriverError::new("unregister", 801, DriverErrorKind::NotSupported, message))
+    }
+
+    /// How much memory the host has, if this device knows. By default it does not.
+    fn host_memory(&self) -> Option<HostMemory> {
+        None
+    }
 
     /// Whether everything that was queued on the device before the call of [`Host::unpin_raw`], on any stream, is complete when it returns. If so, the call
     /// is a wait for the device that ends no capture. `false` unless a driver says so.

@@ -67,6 +67,7 @@ pub mod patience;
 mod pitch;
 #[doc(hidden)]
 pub mod random;
+mod registered;
 mod size;
 #[doc(hidden)]
 pub mod sync;
@@ -80,7 +81,7 @@ pub use caller::Caller;
 pub use copies::Copies;
 pub use error::{DriverError, DriverErrorKind, Unavailable};
 pub use fences::{Fences, StreamInfo, StreamKind, StreamOptions};
-pub use host::{Host, HostKind, OwnedHost};
+pub use host::{Host, HostKind, HostMemory, OwnedHost};
 pub use kernels::{
     Argument, Grid, Kernel, KernelLaunch, KernelRange, Kernels, RangeUse, Reference, ReferenceMemory,
 };
@@ -89,6 +90,7 @@ pub use mapping::{Mapping, MappingFacts, Properties};
 pub use memory::{Memory, MemoryInfo, OwnedRange};
 pub use note::{DeviceSlot, Driver, Note, QueuedBy};
 pub use pitch::{Pitched, Place};
+pub use registered::{RegisteredHost, StableMemory};
 pub use size::{Size, SizeError, Unit, bytes, parse_size};
 #[doc(hidden)]
 pub use size::{whole_bytes, whole_unit};

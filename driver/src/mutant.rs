@@ -226,6 +226,8 @@ cuda:
     CudaAnyThread "cuda-any-thread" "another thread's default stream is used as this thread's"
     CudaContextLeft "cuda-context-left" "the last reference to an adopted stream leaves its context current"
     CudaDirtyPages "cuda-dirty-pages" "pinned pages are handed out as the driver left them"
+    CudaRegisterFails "cuda-register-fails" "a refused registration fails the request for pinned memory, which the driver's own call would serve"
+    CudaUnregisterIgnored "cuda-unregister-ignored" "an error of the end of a registration is ignored: the memory goes, and the device still has it"
     CudaScrubbedNot "cuda-scrubbed-not" "freed memory is not overwritten where that was requested"
     CudaPinnedUnrefused "cuda-pinned-unrefused" "a safe call of the CUDA backend is not refused for pinned memory"
     CudaPartFreed "cuda-part-freed" "a free of a part of a range frees the whole"

@@ -250,7 +250,8 @@ fn counts(account: Account, fake: &Fake, doors: &[Door]) -> Counts {
     let events = of_driver(&["cuEventCreate"], "cuEventDestroy_v2");
     let streams = of_driver(&STREAMS_MADE, "cuStreamDestroy_v2");
     let contexts = of_driver(&["cuDevicePrimaryCtxRetain"], "cuDevicePrimaryCtxRelease_v2");
-    let pinned = of_driver(&["cuMemHostAlloc"], "cuMemFreeHost");
+    let pinned = of_driver(&["cuMemHostAlloc"], "cuMemFreeHost")
+        + of_driver(&["cuMemHostRegister_v2"], "cuMemHostUnregister");
     let modules = of_driver(&["cuModuleLoadData"], "cuModuleUnload");
     let stats: Vec<String> = doors.iter().map(|door| door.stats()).collect();
     let of = |name| stats.iter().map(|stats| field(stats, name)).sum();

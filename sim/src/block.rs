@@ -1,6 +1,6 @@
 //! A block of real memory behind a pinned range.
 //!
-//! It does not know addresses of the simulated device, nor who may access what.
+//! It is the simulator's own, or the program's, which registered it. It does not know addresses of the simulated device, nor who may access what.
 
 use core::ptr::NonNull;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -17,8 +17,8 @@ const PIECE: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct HostBlock {
     pub(super) base: NonNull<u8>,
-    raw: NonNull<u8>,
-    layout: Layout,
+    /// What to give back; `None` if the memory is the program's.
+    raw: Option<(NonNull<u8>, Layout)>,
 }
 
 #[allow(unsafe_code, reason = "the block is memory of its own, reached under the world's lock")]
@@ -36,11 +36,20 @@ impl HostBlock {
         let skip = raw.as_ptr().align_offset(PAGE);
         // SAFETY: less than a page further on, and the block is a page longer than requested.
         let base = unsafe { raw.add(skip) };
-        Some(HostBlock { base, raw, layout })
+        Some(HostBlock { base, raw: Some((raw, layout)) })
+    }
+    /// Memory of the program's, which keeps it alive as long as the block is used.
+    pub(super) fn of_program(base: NonNull<u8>) -> HostBlock {
+        HostBlock { base, raw: None }
+    }
+    pub(super) fn is_of_program(&self) -> bool {
+        self.raw.is_none()
     }
     pub(super) fn free(self) {
-        // SAFETY: from `alloc_zeroed` with this layout; taken by value, so freed once.
-        unsafe { dealloc(self.raw.as_ptr(), self.layout) }
+        if let Some((raw, layout)) = self.raw {
+            // SAFETY: from `alloc_zeroed` with this layout; taken by value, so freed once.
+            unsafe { dealloc(raw.as_ptr(), layout) }
+        }
     }
     fn at(&self, offset: u64) -> *mut u8 {
         // SAFETY: M3: offsets of a mapping lie inside its piece.

@@ -38,6 +38,10 @@ calls! {
     MemHostAlloc = "cuMemHostAlloc", 20_000;
     /// Unpinning; waits for the device; 0.065 ns a byte on top.
     MemFreeHost = "cuMemFreeHost", 20_000;
+    /// Pinning memory that the program has; 0.014 ns a byte on top, for memory that was touched.
+    MemHostRegister = "cuMemHostRegister", 20_000;
+    /// The end of that; waits for the device; 0.012 ns a byte on top.
+    MemHostUnregister = "cuMemHostUnregister", 20_000;
     /// Stream creation. The price is an estimate.
     StreamCreate = "cuStreamCreate", 5_000;
     /// Stream destruction: returns at once, whatever is pending. The price is an estimate.
@@ -120,6 +124,8 @@ impl Call {
                 | Call::MemFree
                 | Call::MemHostAlloc
                 | Call::MemFreeHost
+                | Call::MemHostRegister
+                | Call::MemHostUnregister
                 | Call::EventQuery
                 | Call::EventSynchronize
                 | Call::StreamSynchronize

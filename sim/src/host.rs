@@ -1,7 +1,8 @@
 //! Pinned host memory: real memory of this process, which the simulated device reaches too.
 //!
 //! A pinned range is zeroed memory that costs nothing until touched, and a piece in the table of mappings at its real
-//! address, so that copies and kernels find it like any other. Unpinning waits for the whole device, as the driver does.
+//! address, so that copies and kernels find it like any other. Memory that the program registers is such a piece too, until it
+//! unregisters it. Unpinning waits for the whole device, as the driver does.
 //! The CPU's own accesses cannot be seen: declare them with [`Sim::host_reads`] and
 //! [`Sim::host_writes`] to have them judged. This file does not know streams.
 
@@ -14,7 +15,7 @@ use super::oracle::{AccessKind, Space};
 use super::world::{World, invalid};
 use core::ptr::NonNull;
 use millpond_driver::units::Addr;
-use millpond_driver::{Caller, DriverResult, Host, HostKind};
+use millpond_driver::{Caller, DriverResult, Host, HostKind, HostMemory};
 use millpond_driver::{DriverError, DriverErrorKind};
 
 #[allow(unsafe_code, reason = "the contract is kept by real memory")]
@@ -34,15 +35,7 @@ unsafe impl Host for Sim {
                     ),
                 ));
             }
-            let pinned: u64 = w.devices.iter().map(|d| d.pinned).sum();
-            let free = w.pinned_capacity.saturating_sub(pinned);
-            if bytes > free {
-                let message = format!(
-                    "requested {bytes} bytes of pinned memory; {free} of {} are free",
-                    w.pinned_capacity
-                );
-                return Err(DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message));
-            }
+            w.pinned_room(call, bytes)?;
             let block = HostBlock::new(bytes).ok_or_else(|| {
                 let message = format!(
                     "requested {bytes} bytes of pinned memory; this machine has no room for them: pin less"
@@ -50,46 +43,46 @@ unsafe impl Host for Sim {
                 DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message)
             })?;
             let ptr = block.base;
-            let phys = w.memory.create(self.index(), bytes, Backing::Pinned, Store::Host(block));
-            let map = w.memory.map(ptr.addr().get() as u64, phys);
-            if let Some(oracle) = &mut w.oracle {
-                oracle.memory_created(phys, Space::Pinned, bytes);
-                oracle.mapped(map, phys);
-            }
+            self.enter_block(w, block, bytes);
             w.host_works(bytes * 3 / 10);
-            let d = &mut w.devices[self.index()];
-            d.pinned += bytes;
-            d.pinned_peak = d.pinned_peak.max(d.pinned);
             Ok(ptr)
         })
     }
 
     #[track_caller]
     unsafe fn unpin_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
-        let (call, addr) = (Call::MemFreeHost, ptr.addr().get() as u64);
-        let begin = |w: &mut World| {
-            let found = w.memory.at(addr).filter(|m| m.backing == Backing::Pinned && m.end - addr == bytes);
-            let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| p.device == self.index());
-            if ours {
-                return Ok(());
+        self.unpin(Call::MemFreeHost, ptr, bytes)
+    }
+
+    /// Nothing is touched. A range that overlaps one that is pinned is refused.
+    #[track_caller]
+    unsafe fn register_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        let call = Call::MemHostRegister;
+        self.call(call, |w| {
+            let addr = ptr.addr().get() as u64;
+            let Some(end) = addr.checked_add(bytes).filter(|_| bytes > 0) else {
+                return Err(invalid(call, format!("{bytes} bytes at {addr:#x} cannot be registered")));
+            };
+            if w.memory.parts(addr, bytes).iter().any(|part| matches!(part, Part::Here { .. })) {
+                let message = format!(
+                    "{bytes} bytes at {addr:#x} (to {end:#x}) overlap memory that is pinned: register each range once"
+                );
+                return Err(DriverError::new(call.name(), 712, DriverErrorKind::Other, message));
             }
-            Err(invalid(
-                call,
-                format!(
-                    "{bytes} bytes at {addr:#x} are no pinned range of this device: unpin each range whole, once"
-                ),
-            ))
-        };
-        self.call_and(self.before(call), call, begin, |guard, ()| {
-            drain_device(guard, self.index(), call)?;
-            let mut world = guard.borrow_mut();
-            world.host_works(bytes * 65 / 1000);
-            world.devices[self.index()].pinned -= bytes;
-            if let Some(Store::Host(block)) = world.remove_whole(addr) {
-                block.free();
-            }
+            w.pinned_room(call, bytes)?;
+            self.enter_block(w, HostBlock::of_program(ptr), bytes);
+            w.host_works(bytes * 14 / 1000);
             Ok(())
         })
+    }
+
+    #[track_caller]
+    unsafe fn unregister_raw(&self, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        self.unpin(Call::MemHostUnregister, ptr, bytes)
+    }
+
+    fn host_memory(&self) -> Option<HostMemory> {
+        self.lock().borrow().host_memory
     }
 
     fn unpin_waits_for_device(&self) -> bool {
@@ -101,7 +94,67 @@ unsafe impl Host for Sim {
     }
 }
 
+impl World {
+    /// Whether so much more host memory can be pinned.
+    fn pinned_room(&self, call: Call, bytes: u64) -> DriverResult<()> {
+        let pinned: u64 = self.devices.iter().map(|d| d.pinned).sum();
+        let free = self.pinned_capacity.saturating_sub(pinned);
+        if bytes <= free {
+            return Ok(());
+        }
+        let message =
+            format!("requested {bytes} bytes of pinned memory; {free} of {} are free", self.pinned_capacity);
+        Err(DriverError::new(call.name(), 2, DriverErrorKind::OutOfMemory, message))
+    }
+}
+
 impl Sim {
+    /// A pinned range enters the tables.
+    fn enter_block(&self, w: &mut World, block: HostBlock, bytes: u64) {
+        let addr = block.base.addr().get() as u64;
+        let phys = w.memory.create(self.index(), bytes, Backing::Pinned, Store::Host(block));
+        let map = w.memory.map(addr, phys);
+        if let Some(oracle) = &mut w.oracle {
+            oracle.memory_created(phys, Space::Pinned, bytes);
+            oracle.mapped(map, phys);
+        }
+        let d = &mut w.devices[self.index()];
+        d.pinned += bytes;
+        d.pinned_peak = d.pinned_peak.max(d.pinned);
+    }
+
+    /// Ends a pinned range by the call that its beginning belongs to, once the device is idle.
+    #[track_caller]
+    fn unpin(&self, call: Call, ptr: NonNull<u8>, bytes: u64) -> DriverResult<()> {
+        let (addr, of_program) = (ptr.addr().get() as u64, call == Call::MemHostUnregister);
+        let begin = |w: &mut World| {
+            let found = w.memory.at(addr).filter(|m| m.backing == Backing::Pinned && m.end - addr == bytes);
+            let ours = found.and_then(|m| w.memory.phys(m.phys)).is_some_and(|p| {
+                let Store::Host(block) = &p.store else { return false };
+                p.device == self.index() && block.is_of_program() == of_program
+            });
+            if ours {
+                return Ok(());
+            }
+            let (range, advice) = if of_program {
+                ("registered memory of", "unregister each range whole, once")
+            } else {
+                ("pinned range of", "unpin each range whole, once")
+            };
+            Err(invalid(call, format!("{bytes} bytes at {addr:#x} are no {range} this device: {advice}")))
+        };
+        self.call_and(self.before(call), call, begin, |guard, ()| {
+            drain_device(guard, self.index(), call)?;
+            let mut world = guard.borrow_mut();
+            world.host_works(if of_program { bytes * 12 / 1000 } else { bytes * 65 / 1000 });
+            world.devices[self.index()].pinned -= bytes;
+            if let Some(Store::Host(block)) = world.remove_whole(addr) {
+                block.free();
+            }
+            Ok(())
+        })
+    }
+
     /// Declares that the CPU reads pinned memory now, so that the oracle can judge it: what the device wrote there must be
     /// complete in the host's view, not merely ordered.
     ///

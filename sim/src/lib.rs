@@ -104,7 +104,7 @@ use fault::Meanwhile;
 use millpond_driver::DriverError;
 use millpond_driver::sync::Arc;
 use millpond_driver::units::{Addr, AllocationId};
-use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, Note, RangeUse};
+use millpond_driver::{Caller, DeviceSlot, Driver, DriverResult, HostMemory, Note, RangeUse};
 use oracle::{HostKey, PhysKey};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -247,6 +247,13 @@ impl Sim {
     #[must_use]
     pub fn pinned_capacity(self, bytes: u64) -> Sim {
         self.lock().borrow_mut().pinned_capacity = bytes;
+        self
+    }
+    /// What the device says of the host's memory ([`Host::host_memory`](millpond_driver::Host::host_memory)), from which allocators take their default
+    /// limit of pinned memory. Nothing by default. It bounds no call: [`Sim::pinned_capacity`] does.
+    #[must_use]
+    pub fn with_host_memory(self, memory: HostMemory) -> Sim {
+        self.lock().borrow_mut().host_memory = Some(memory);
         self
     }
     /// Lets the host run ahead: by itself, an operation runs only after [`Sim::tick`] was called `ticks` more times. A

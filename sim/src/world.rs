@@ -19,7 +19,7 @@ use hashbrown::HashMap;
 use millpond_driver::random::SplitMix64;
 use millpond_driver::sync::{Arc, Ordering, Reentrant, ReentrantGuard, plain::AtomicBool};
 use millpond_driver::units::{Addr, AllocationId, DeviceId};
-use millpond_driver::{Caller, DriverResult, MappingFacts, Properties, StreamKind};
+use millpond_driver::{Caller, DriverResult, HostMemory, MappingFacts, Properties, StreamKind};
 use millpond_driver::{DriverError, DriverErrorKind};
 use std::cell::RefCell;
 
@@ -144,6 +144,8 @@ pub(super) struct World {
     /// What the devices' virtual memory is like, if they have any.
     pub(super) mapping: Option<MappingFacts>,
     pub(super) pinned_capacity: u64,
+    /// What the host says of its memory.
+    pub(super) host_memory: Option<HostMemory>,
 }
 
 /// Addresses of device `d` begin at `(d + 1) << 48`: above any pointer of a process. The lower half is for plain
@@ -203,6 +205,7 @@ impl World {
             waiting_frees: true,
             mapping: Some(MAPPING),
             pinned_capacity: u64::MAX,
+            host_memory: None,
         };
         for d in 0..devices {
             let base = u64::from(d + 1) << DEVICE_SHIFT;

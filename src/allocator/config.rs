@@ -5,9 +5,11 @@
 mod footprint;
 mod handles;
 mod limits;
+mod pinned;
 
 pub use footprint::Footprint;
 pub use handles::Handles;
+pub(super) use pinned::PinnedLimit;
 
 use super::group::Group;
 use crate::error::{Error, OutOfMemory};
@@ -51,6 +53,12 @@ fn fraction<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
 
 /// Which fractions are valid.
 const A_FRACTION: &str = "a fraction from 0 to 1 (0% to 100%)";
+
+impl From<u64> for Limit {
+    fn from(bytes: u64) -> Limit {
+        Limit::Bytes(bytes)
+    }
+}
 
 impl Limit {
     /// The limit in bytes on a device of `capacity` bytes.
@@ -196,7 +204,8 @@ pub struct Config {
     pub(crate) soft_limit: Limit,
     pub(crate) low_watermark: Limit,
     pub(crate) high_watermark: Limit,
-    pub(crate) pinned_limit: Option<u64>,
+    /// `None`: [`PINNED_SHARE`] of the host's memory, where the device says how much that is.
+    pub(crate) pinned_limit: Option<Limit>,
     pub(crate) policy: Policy,
     pub(crate) reuse: Reuse,
     pub(crate) growth: Growth,
@@ -249,12 +258,6 @@ impl Config {
     #[must_use]
     pub fn limit(mut self, limit: Limit) -> Config {
         self.limit = limit;
-        self
-    }
-    /// How many bytes of host memory may be pinned; none by default.
-    #[must_use]
-    pub fn pinned_limit(mut self, bytes: u64) -> Config {
-        self.pinned_limit = Some(bytes);
         self
     }
     /// What a miss tries first.
@@ -383,7 +386,7 @@ impl Config {
     /// | `MILLPOND_SOFT_LIMIT` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be reserved before reuse and moves come before growth |
     /// | `MILLPOND_LOW_WATERMARK` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much stays cached when what is above the high watermark goes back |
     /// | `MILLPOND_HIGH_WATERMARK` | a size such as 6GiB, a number of bytes, a fraction such as 40%, or none | how much may be cached before idle memory goes back |
-    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, or none | how much host memory may be pinned |
+    /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, a fraction of the host's memory such as 40%, or none | how much host memory may be pinned |
     /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
     /// | `MILLPOND_REUSE` | never, ordered, known or waits | whether one stream's freed memory serves another |
     /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
@@ -520,12 +523,8 @@ variables! {
     "MILLPOND_SOFT_LIMIT": A_LIMIT, "how much may be reserved before reuse and moves come before growth", |c, v| put(&mut c.soft_limit, limit(v));
     "MILLPOND_LOW_WATERMARK": A_LIMIT, "how much stays cached when what is above the high watermark goes back", |c, v| put(&mut c.low_watermark, limit(v));
     "MILLPOND_HIGH_WATERMARK": A_LIMIT, "how much may be cached before idle memory goes back", |c, v| put(&mut c.high_watermark, limit(v));
-    // No fraction: the size of the host's memory is not known.
-    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, a number of bytes, or none", "how much host memory may be pinned", |c, v| match limit(v) {
-        Some(Limit::None) => put(&mut c.pinned_limit, Some(None)),
-        Some(Limit::Bytes(n)) => put(&mut c.pinned_limit, Some(Some(n))),
-        Some(Limit::Fraction(_)) | None => false,
-    };
+    "MILLPOND_PINNED_LIMIT": "a size such as 4GiB, a number of bytes, a fraction of the host's memory such as 40%, or none", "how much host memory may be pinned",
+        |c, v| put(&mut c.pinned_limit, limit(v).map(Some));
     "MILLPOND_POLICY": "latency or footprint", "what a miss tries first: growing, or other pools' memory",
         |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
     "MILLPOND_REUSE": "never, ordered, known or waits", "whether one stream's freed memory serves another",

@@ -5,7 +5,7 @@
 //! and gives everything back ([`Core::shut_down`]). It does not know how memory is found.
 
 use super::backing::{Backing, kept};
-use super::config::{Config, Growth, Reuse, SMALL_BYTES};
+use super::config::{Config, Growth, PinnedLimit, Reuse, SMALL_BYTES};
 use super::deferred_drops::DeferredDrops;
 use super::group::Seat;
 use super::held::Holds;
@@ -111,7 +111,8 @@ impl<D: Driver> Core<D> {
         if config.reuse == Reuse::KnownWaits {
             registry.see_edges();
         }
-        let host = HostPool::new(config.pinned_limit);
+        let PinnedLimit { bytes, share } = config.pinned_on(driver.host_memory())?;
+        let host = HostPool::new(bytes, share);
         let deferred_drops = DeferredDrops::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
         let seat = config.group.as_ref().map(super::group::Group::seat);
         backing.seat.clone_from(&seat);
@@ -326,6 +327,7 @@ impl<D: Driver> Core<D> {
         if let Some(seat) = &self.seat {
             seat.end(forgotten);
         }
+        self.host.registrations.close(&self.driver);
         if unpin {
             self.host.release_all(&self.driver, over);
         }
@@ -380,6 +382,7 @@ impl<D: Driver> Core<D> {
         total.sizes.merge(&departed.1);
         total.allocated_peak = peak.at_most;
         let pinned = self.host.report(&self.registry, self.driver.expects_captures());
+        let pinned_host = self.host.host_report(pinned.is_some());
         let driver_calls = self.driver.calls().into_iter().map(|(name, n)| (name.into(), n)).collect();
         let deferred_errors = self.driver.deferred().iter().map(ToString::to_string).collect();
         let group = self.config.group.as_ref().map(super::Group::report);
@@ -411,6 +414,7 @@ impl<D: Driver> Core<D> {
             ladder: *self.ladder.lock(),
             physical: figures.physical,
             pinned,
+            pinned_host,
             driver_calls,
             events_lost: self.recorder.lost(),
             deferred_errors,

@@ -27,16 +27,34 @@ use crate::error::{DriverError, Error, OutOfMemory};
 use crate::heap::{ChunkId, Kind, Taken, Want};
 use crate::laws::steps;
 use crate::order::Pending;
-use crate::sync::{Arc, assert_unlocked};
+use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::units::{AllocationId, Granules, SegmentId};
 use core::cell::Cell;
 use hashbrown::HashMap;
 
-/// Pinning costs 0.3 s a GiB and delays other threads' launches, so segments are few and large; the request
-/// itself if it is larger, with no rounding to powers of two.
+/// Pinning delays other threads' launches, and no copy may cross two segments, so they are few and large; the request
+/// itself if it is larger, with no rounding to powers of two. From this size on a CUDA device registers pages that several threads touched.
 const SEGMENT: u64 = 64 << 20;
+/// The most that is pinned at once for requests that are smaller: it holds the request up for about 50 ms (H200).
+const MOST: u64 = 1 << 30;
 /// Larger segments are rounded up to a multiple of this.
 const MULTIPLE: u64 = 2 << 20;
+/// What is pinned at once, as a part of what is: at most so much of all that is reserved waits for requests to come.
+const PART: u64 = 4;
+
+/// The lengths to try for a request of `least` bytes when so many are reserved, from the planned one down to the request.
+///
+/// Time is little reason to grow by much: from 256 MiB on pinning costs by the byte (H200: 47 ms a GiB, 62 at 64 MiB). Large segments are for large requests, and
+/// to have few; against them stands memory that the host does not get back. So a quarter of what is reserved, not as much again.
+fn sizes(reserved: u64, least: u64) -> impl Iterator<Item = Granules> {
+    let whole = |bytes: u64| bytes.div_ceil(MULTIPLE).saturating_mul(MULTIPLE);
+    let rounded = whole(least);
+    let planned = whole(reserved / PART).clamp(SEGMENT, MOST).max(rounded);
+    let mut sizes = vec![planned, rounded.max(SEGMENT), rounded, least];
+    sizes.dedup();
+    sizes.into_iter().filter_map(Granules::exactly)
+}
+
 impl<D: Driver> HostPool<D> {
     /// Returns an allocation's bytes to the cache: at once if every use is complete, otherwise when they are.
     pub(crate) fn free(&self, core: &Core<D>, id: AllocationId) {
@@ -58,12 +76,21 @@ impl<D: Driver> HostPool<D> {
     }
 }
 
-/// Serves a request for pinned memory.
-pub(crate) fn alloc<D: Driver>(
+/// Serves a request for pinned memory, and wipes it if the program wants that.
+pub(super) fn alloc_and_scrub<D: Driver>(
     core: &Arc<Core<D>>,
     bytes: u64,
     kind: HostKind,
 ) -> Result<PinnedAllocation<D>, Error> {
+    let allocation = alloc(core, bytes, kind)?;
+    if core.config.scrub {
+        super::scrub::pinned(&allocation);
+    }
+    Ok(allocation)
+}
+
+/// Serves a request for pinned memory.
+fn alloc<D: Driver>(core: &Arc<Core<D>>, bytes: u64, kind: HostKind) -> Result<PinnedAllocation<D>, Error> {
     if bytes == 0 {
         return Ok(PinnedAllocation::empty());
     }
@@ -170,11 +197,27 @@ impl<D: Driver> Miss<'_, D> {
     }
 
     fn grow(&mut self) -> Step {
-        let least = self.want.len.bytes();
-        let rounded = least.div_ceil(MULTIPLE).saturating_mul(MULTIPLE);
-        let mut sizes = vec![rounded.max(SEGMENT), rounded, least];
-        sizes.dedup();
-        for len in sizes.into_iter().filter_map(Granules::exactly) {
+        // One grower at a time; a thread that waited searches again, for what the other one pinned. Otherwise each of those that miss at once would pin
+        // up to a GiB.
+        let pool = self.pool;
+        let _turn = pool.grower.lock();
+        let reserved = {
+            let state = &mut *pool.lock();
+            if let Some(taken) = self.again(&mut state.pool) {
+                return Ok(Some(taken));
+            }
+            state.backing.reserved
+        };
+        let begun = self.core.driver.host_time();
+        let grown = self.grow_by_one_of(sizes(reserved, self.want.len.bytes()));
+        let spent = self.core.driver.host_time().saturating_sub(begun);
+        pool.growth_nanos.fetch_add(spent.as_nanos() as u64, Ordering::Relaxed);
+        grown
+    }
+
+    /// Grows by the first of these lengths that the limit and the driver allow.
+    fn grow_by_one_of(&mut self, sizes: impl Iterator<Item = Granules>) -> Step {
+        for len in sizes {
             match self.grow_by(len, u64::MAX) {
                 Ok(None) => {}
                 Ok(taken) => return Ok(taken),
@@ -228,8 +271,16 @@ impl<D: Driver> Grows<D> for HostPool<D> {
     }
 }
 
-/// Unpins segments whose bytes are all free, and therefore complete, in this pool. The driver waits for the device.
+/// Unpins segments whose bytes are all free, and therefore complete, in this pool, and ends the registrations that drops have left. The driver waits
+/// for the device.
 pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
+    let ended = core.driver.relaxed(|| core.host.registrations.end_left());
+    let trimmed = trim_segments(core)?;
+    core.registry.watch(ended)?;
+    Ok(trimmed)
+}
+
+fn trim_segments<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     let own = Cell::new(0);
     let mut trimmed = Trimmed::default();
     let mut idle = Vec::new();
@@ -269,4 +320,43 @@ pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
     }
     gone.forget();
     failed.map_or(Ok(trimmed), |e| core.registry.watch(Err(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{GIB, MIB};
+
+    fn planned(reserved: u64, least: u64) -> Vec<u64> {
+        sizes(reserved, least).map(Granules::bytes).collect()
+    }
+
+    #[test]
+    fn growth_begins_with_64_mib_and_ends_with_a_gib() {
+        assert_eq!(planned(0, 512), [64 * MIB, 2 * MIB, 512]);
+        assert_eq!(planned(256 * MIB, 512), [64 * MIB, 2 * MIB, 512]);
+        assert_eq!(planned(400 * MIB, 512), [100 * MIB, 64 * MIB, 2 * MIB, 512]);
+        assert_eq!(planned(2 * GIB, MIB), [512 * MIB, 64 * MIB, 2 * MIB, MIB]);
+        assert_eq!(planned(100 * GIB, MIB)[0], GIB);
+    }
+
+    /// Nothing is rounded to a power of two: 10 GiB and 512 bytes take 10 GiB and 2 MiB.
+    #[test]
+    fn a_large_request_is_its_own_segment() {
+        assert_eq!(planned(0, 10 * GIB), [10 * GIB]);
+        assert_eq!(planned(100 * GIB, 10 * GIB + 512), [10 * GIB + 2 * MIB, 10 * GIB + 512]);
+        assert_eq!(planned(0, 65 * MIB), [66 * MIB, 65 * MIB]);
+    }
+
+    /// What is reserved ahead of requests is a fifth of all at most, and 64 MiB.
+    #[test]
+    fn little_is_reserved_ahead() {
+        let (mut reserved, mut segments) = (0, 0);
+        while reserved < 64 * GIB {
+            let next = planned(reserved, 512)[0];
+            assert!(next <= 64 * MIB || next <= (reserved + next) / 5 + 2 * MIB, "{next} after {reserved}");
+            (reserved, segments) = (reserved + next, segments + 1);
+        }
+        assert!(segments < 80, "{segments} segments for 64 GiB");
+    }
 }

@@ -54,6 +54,7 @@ mod price;
 mod raw;
 pub(crate) mod recorder;
 mod refcount;
+mod registered;
 mod registry;
 mod relief;
 mod scrub;
@@ -82,11 +83,12 @@ pub use group::Group;
 pub use hold::Hold;
 pub use pinned::PinnedAllocation;
 pub use raw::RawAllocation;
+pub(crate) use registered::Registered;
 pub use segment::{Segment, SegmentKind, Sharing};
 pub use stream::Stream;
 pub use trim::Trimmed;
 
-use crate::driver::{Called, Driver, HostKind, OwnedRange, StreamKind, StreamOptions};
+use crate::driver::{Called, Driver, HostKind, OwnedRange, StableMemory, StreamKind, StreamOptions};
 use crate::error::{DriverError, Error};
 use crate::heap::{Request, Want};
 use crate::laws;
@@ -133,6 +135,18 @@ pub struct Allocator<D: Driver> {
 impl<D: Driver> Clone for Allocator<D> {
     fn clone(&self) -> Allocator<D> {
         Allocator { owner: self.owner.clone() }
+    }
+}
+
+/// Pinned memory of an allocator, which it does not keep open: as a handle of pinned memory does not.
+#[cfg(feature = "allocator-api2")]
+pub(crate) struct PinnedSource<D: Driver>(Arc<Core<D>>);
+
+#[cfg(feature = "allocator-api2")]
+impl<D: Driver> PinnedSource<D> {
+    /// Allocates pinned memory of a kind, as [`Allocator::alloc_pinned_as`] does.
+    pub(crate) fn alloc(&self, bytes: u64, kind: HostKind) -> Result<PinnedAllocation<D>, Error> {
+        host::alloc_and_scrub(&self.0, bytes, kind)
     }
 }
 
@@ -496,11 +510,18 @@ impl<D: Driver> Allocator<D> {
     #[track_caller]
     pub fn alloc_pinned_as(&self, bytes: u64, kind: HostKind) -> Result<PinnedAllocation<D>, Error> {
         let _called = Called::<D>::here();
-        let allocation = host::alloc(self.core(), bytes, kind)?;
-        if self.core().config.scrub {
-            scrub::pinned(&allocation);
-        }
-        Ok(allocation)
+        host::alloc_and_scrub(self.core(), bytes, kind)
+    }
+
+    /// Pins memory of the program's.
+    pub(crate) fn registered<O: StableMemory>(&self, owner: O) -> Result<Registered<O, D>, (O, Error)> {
+        Registered::new(self.core(), owner)
+    }
+
+    /// Pinned memory for what does not keep the allocator open.
+    #[cfg(feature = "allocator-api2")]
+    pub(crate) fn pinned_source(&self) -> PinnedSource<D> {
+        PinnedSource(Arc::clone(self.core()))
     }
 
     /// Gives idle segments back to the device: those whose bytes are all free and complete; of [virtual memory](Config::virtual_memory) each

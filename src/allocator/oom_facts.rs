@@ -91,6 +91,7 @@ impl<D: Driver> Core<D> {
             streams_keep: self.config.reuse == Reuse::Never,
             holders: largest(of.by_name),
             pinned_limit,
+            pinned_share: self.host.limit_share.clone(),
             report: self.report(),
         }
     }

@@ -2,6 +2,7 @@
 
 mod borrowed;
 pub(super) mod pool;
+pub(super) mod registered;
 
 use self::borrowed::Borrows;
 use super::core::Core;

@@ -8,19 +8,25 @@
 //!
 //! It does not know how copies are made or waited for, what a kernel is, chunks or markers. There is no current stream: streams are arguments.
 
+#[cfg(feature = "allocator-api2")]
+mod collections;
 mod device;
 mod external;
 mod operand;
 mod pinned;
 mod pinned_view;
+mod registered;
 mod shape;
 mod view;
 
+#[cfg(feature = "allocator-api2")]
+pub use collections::PinnedAllocator;
 pub use device::DeviceArray;
 pub use external::ExternalMemory;
 pub use operand::{AsViewMut, IntoView};
 pub use pinned::PinnedArray;
 pub use pinned_view::{PinnedView, PinnedViewMut};
+pub use registered::RegisteredArray;
 pub(crate) use shape::resolve;
 pub use shape::{MOST_DIMENSIONS, Shape};
 pub use view::{DeviceView, DeviceViewMut};

@@ -94,6 +94,8 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// The limit of pinned host memory, if one is set. That of device memory is in the report.
     pub pinned_limit: Option<u64>,
+    /// What that limit is a share of, in words, if it is no number of bytes that the program set.
+    pub pinned_share: Option<String>,
     /// What the allocator held at that moment, as from [`Allocator::report`](crate::Allocator::report): also if the request
     /// was for pinned host memory, which its `pinned` describes.
     pub report: Report,
@@ -155,8 +157,9 @@ impl OutOfMemory {
         let r = &self.report;
         if let Some(limit) = self.figures().limit.filter(|&l| self.rounded > l) {
             return Some(format!(
-                "The request alone is above the limit of {}: raise the limit ({}) or ask for less.",
+                "The request alone is above the limit of {}{}: raise the limit ({}) or ask for less.",
                 bytes(limit),
+                self.limit_source(),
                 self.limit_knob()
             ));
         }
@@ -190,6 +193,12 @@ impl OutOfMemory {
             bytes(self.needed),
             bytes(max)
         ))
+    }
+
+    /// Where the limit comes from, if the program did not say it as a number.
+    fn limit_source(&self) -> String {
+        let share = self.pinned_share.as_ref().filter(|_| self.stream.is_none());
+        share.map_or_else(String::new, |share| format!(" ({share})"))
     }
 
     fn limit_knob(&self) -> &'static str {
@@ -414,11 +423,17 @@ impl OutOfMemory {
         if let Some(limit) = limit.filter(|&limit| reserved.saturating_add(self.needed) > limit) {
             let raise = format!("raise the limit ({})", self.limit_knob());
             return if self.holders.is_empty() {
-                format!("{} of the limit of {} are reserved: {raise}.", bytes(reserved), bytes(limit))
+                format!(
+                    "{} of the limit of {}{} are reserved: {raise}.",
+                    bytes(reserved),
+                    bytes(limit),
+                    self.limit_source()
+                )
             } else {
                 format!(
-                    "{live} of the limit of {} are live{largest}: free something, or {raise}.",
-                    bytes(limit)
+                    "{live} of the limit of {}{} are live{largest}: free something, or {raise}.",
+                    bytes(limit),
+                    self.limit_source()
                 )
             };
         }

@@ -10,6 +10,7 @@ mod group;
 mod histogram;
 mod map;
 mod physical;
+mod pinned;
 mod profile;
 #[cfg(feature = "serde")]
 pub(crate) mod read;
@@ -23,6 +24,7 @@ pub use histogram::Histogram;
 pub use map::{MapRange, MapSegment, MemoryMap, RangeState};
 pub use millpond_driver::{Size, SizeError, Unit, bytes, parse_size};
 pub use physical::PhysicalReport;
+pub use pinned::PinnedReport;
 pub use profile::{Profile, ProfileRow, Scope, Usage};
 
 use crate::units::{DeviceId, StreamId};
@@ -335,6 +337,8 @@ pub struct Report {
     pub physical: Option<PhysicalReport>,
     /// The pinned host pool, if it was used: reserved, allocated, cached, in flight of host memory.
     pub pinned: Option<PoolReport>,
+    /// What stands behind pinned memory, if there was any, or memory of the program's is registered.
+    pub pinned_host: Option<PinnedReport>,
     /// Driver calls by name, if the driver counts.
     pub driver_calls: BTreeMap<Cow<'static, str>, u64>,
     /// Events that were not delivered to a sink: too many were kept, by frees with no allocation in between.

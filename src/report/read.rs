@@ -58,7 +58,7 @@ pub(crate) fn of_field<E: Error>(field: &str, wrong: &E) -> E {
 
 use super::{
     Counters, GroupReport, Histogram, Ladder, MapRange, MapSegment, MemberReport, MemoryMap, PhysicalReport,
-    PoolReport, Report, Rung,
+    PinnedReport, PoolReport, Report, Rung,
 };
 
 read_fields!(Counters {
@@ -127,6 +127,16 @@ read_fields!(Report {
     deferred_errors,
     soft_limit,
     group,
+    pinned_host,
+});
+read_fields!(PinnedReport {
+    limit,
+    limit_share,
+    segments,
+    segments_created,
+    segments_released,
+    growth_time,
+    registered,
 });
 read_fields!(GroupReport { hard, soft, reserved, reserved_peak, members });
 read_fields!(MemberReport { device, limit, reserved, allocated });

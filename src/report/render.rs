@@ -222,6 +222,9 @@ impl Report {
             let calls: Vec<String> = calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
             writeln!(f, "driver      {all} calls: {}", calls.join(", "))?;
         }
+        if let Some(pinned) = &self.pinned_host {
+            writeln!(f, "pinned      {pinned}")?;
+        }
         if self.events_lost > 0 {
             writeln!(
                 f,

@@ -268,6 +268,15 @@ fn a_report_reads_like_this() {
         largest_hole: 400 * MIB,
     });
     r.pinned = Some(PoolReport { oldest_in_flight: None, ..pool(0, 64 * MIB) });
+    r.pinned_host = Some(PinnedReport {
+        limit: Some(8 * GIB),
+        limit_share: Some("50 % of the 16.0 GiB of memory that this machine has, by default".into()),
+        segments: 1,
+        segments_created: 2,
+        segments_released: 1,
+        growth_time: core::time::Duration::from_micros(5700),
+        registered: 3 * MIB,
+    });
     r.driver_calls =
         [("allocate", 9), ("free", 2), ("record", 30), ("query", 0)].map(|(k, n)| (k.into(), n)).into();
     r.deferred_errors = vec!["cuMemFree failed with code 700".into()];
@@ -288,6 +297,7 @@ fn a_report_reads_like_this() {
         addresses   1 windows of 512 MiB, 576 GiB reserved; 5 mappings, 4 of them former places of 64.0 MiB; 6 holes of 432 MiB, largest hole 400 MiB
         in flight   4 ranges, 2.25 GiB; the oldest use lies 3 markers back
         driver      41 calls: record 30, allocate 9, free 2
+        pinned      1 segments now (2 created, 1 released), 5.7 ms spent on growth; 3.00 MiB of the program's registered; limit 8.00 GiB (50 % of the 16.0 GiB of memory that this machine has, by default)
         error       in a call that returns none: cuMemFree failed with code 700
         sizes of all requests
         up to     512 B  100  ########################################
@@ -563,6 +573,17 @@ mod serde_values {
     }
 
     prop_compose! {
+        fn pinned_reports()(
+            limit in any::<Option<u64>>(),
+            limit_share in option::of(names()),
+            [segments, segments_created, segments_released, registered] in any::<[u64; 4]>(),
+            growth_time in any::<core::time::Duration>(),
+        ) -> PinnedReport {
+            PinnedReport { limit, limit_share, segments, segments_created, segments_released, growth_time, registered }
+        }
+    }
+
+    prop_compose! {
         fn groups()(
             [hard, soft] in any::<[Option<u64>; 2]>(),
             [reserved, reserved_peak] in any::<[u64; 2]>(),
@@ -584,7 +605,7 @@ mod serde_values {
             pools in vec(pool_reports(), 0..4),
             rungs in any::<[(u64, u64); 8]>(),
             physical in option::of(physical_reports()),
-            pinned in option::of(pool_reports()),
+            (pinned, pinned_host) in (option::of(pool_reports()), option::of(pinned_reports())),
             driver_calls in btree_map(names().prop_map(Cow::from), any::<u64>(), 0..5),
             deferred_errors in vec(names(), 0..3),
         ) -> Report {
@@ -597,7 +618,7 @@ mod serde_values {
                 segments_created, segments_released, sparse, sparse_bytes, sparse_live, largest_request, physical,
                 allocated_peak, allocated_peak_at_most, total, pools, soft_limit, group,
                 ladder: Ladder { poll, migrate, grow, migrate_with_wait, move_handles, trim, wait, callback },
-                pinned, driver_calls, events_lost, deferred_errors,
+                pinned, pinned_host, driver_calls, events_lost, deferred_errors,
             }
         }
     }

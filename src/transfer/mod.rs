@@ -19,6 +19,8 @@
     reason = "the error gives back the host's memory, which is moved and not copied"
 )]
 
+#[cfg(feature = "allocator-api2")]
+mod collections;
 mod copy;
 mod peer;
 mod rows;

@@ -1,8 +1,8 @@
 //! What a copy to the device may read from: pinned memory that neither moves nor changes until the copy is done.
 
 use crate::allocator::Event;
-use crate::array::{PinnedArray, Shape};
-use crate::driver::Driver;
+use crate::array::{PinnedArray, RegisteredArray, Shape};
+use crate::driver::{Driver, StableMemory};
 use crate::error::Error;
 use crate::laws;
 use bytemuck::Pod;
@@ -98,6 +98,18 @@ unsafe impl<S: StableSource + Sync> StableSource for Arc<S> {
     }
     fn wait_ready(&self, seal: seal::Seal) -> Result<(), Error> {
         (**self).wait_ready(seal)
+    }
+}
+
+#[allow(unsafe_code, reason = "the contract holds: registered memory stays where it is until its array ends")]
+// SAFETY: the address is the owner's elements', which stay (`StableMemory`) and are pinned until the array ends; only `&mut` writes them.
+unsafe impl<O: StableMemory<Item: Pod>, D: Driver> StableSource for RegisteredArray<O, D> {
+    type Item = O::Item;
+    fn first(&self) -> *const O::Item {
+        self.as_ptr()
+    }
+    fn shape(&self) -> Shape {
+        RegisteredArray::shape(self)
     }
 }
 

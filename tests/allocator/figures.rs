@@ -860,6 +860,7 @@ impl World {
             ladder,
             physical,
             pinned,
+            pinned_host,
             driver_calls,
             events_lost,
             deferred_errors,
@@ -953,7 +954,16 @@ impl World {
         assert_eq!(total.oldest_in_flight, pools.iter().filter_map(|p| p.oldest_in_flight).max());
         self.check_ladder(ladder, total, &all);
         match pinned {
-            Some(p) => self.check_pinned(p, &ledger),
+            Some(p) => {
+                self.check_pinned(p, &ledger);
+                let host = pinned_host.as_ref().expect("it was used");
+                assert_eq!((host.limit, &host.limit_share, host.registered), (Some(PINNED), &None, 0));
+                assert_eq!(host.segments, ledger.pinned_ranges);
+                // 20 µs a call of the simulated device, and what the bytes take.
+                let least = Duration::from_micros(20) * host.segments_created as u32;
+                assert!(least <= host.growth_time && host.growth_time < Duration::from_secs(1));
+                assert_eq!(host.segments_created - host.segments_released, host.segments);
+            }
             None => assert_eq!(self.host.allocations, 0),
         }
         self.check_ratio(report);
@@ -1023,11 +1033,12 @@ impl Met {
 }
 
 /// What is bounded where all else is exact: the peak of several streams together, and pinned memory's ranges, which `ranges` knows. And
-/// of streams that are gone and did nothing one is like another.
-const BOUNDED: [&str; 6] = {
+/// of streams that are gone and did nothing one is like another. What growth took is a time.
+const BOUNDED: [&str; 7] = {
     let [a, b, c, d] = ranges::OF_PINNED;
-    ["allocated_peak", "pools[].stream", a, b, c, d]
+    ["allocated_peak", "pools[].stream", a, b, c, d, GROWTH_TIME]
 };
+const GROWTH_TIME: &str = "pinned_host.growth_time.nanos";
 
 #[test]
 fn every_figure_is_the_models() {
@@ -1064,7 +1075,7 @@ fn every_figure_is_the_models_where_waits_are_inserted() {
     assert_often(&all, &met);
     // By chance, of too few, none may have been noticed.
     if is_full() {
-        met.noticed.borrow().demand_at_times(&ranges::OF_PINNED);
+        met.noticed.borrow().demand_at_times(&[&ranges::OF_PINNED[..], &[GROWTH_TIME]].concat());
     }
 }
 

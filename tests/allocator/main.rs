@@ -15,6 +15,7 @@ mod options_and_refusals;
 mod out_of_memory;
 mod parity;
 mod peaks;
+mod pinned_growth;
 mod price;
 mod report_pieces;
 mod requirements;

@@ -212,6 +212,12 @@ fn advice_follows_from_the_facts() {
                 f.pinned_limit = Some(64 * MIB);
                 f.rounded = 65 * MIB;
             }),
+            with(&|f| {
+                f.stream = None;
+                f.pinned_limit = Some(64 * MIB);
+                f.pinned_share = Some("50 % of the 128 MiB that this container may use, by default".into());
+                f.rounded = 65 * MIB;
+            }),
         ]
         .map(|line| line.replace(&s.id().to_string(), "stream S").replace(&t.id().to_string(), "stream T"))
         .join("\n"), @r#"
@@ -235,6 +241,7 @@ fn advice_follows_from_the_facts() {
         31.0 MiB of the limit of 64.0 MiB are live, the largest part "batch" 31.0 MiB in 2 allocations: free something, or raise the limit (set_limit, MILLPOND_LIMIT).
         50.0 MiB of the limit of 64.0 MiB are reserved: raise the limit (set_limit, MILLPOND_LIMIT).
         The request alone is above the limit of 64.0 MiB: raise the limit (pinned_limit, MILLPOND_PINNED_LIMIT) or ask for less.
+        The request alone is above the limit of 64.0 MiB (50 % of the 128 MiB that this container may use, by default): raise the limit (pinned_limit, MILLPOND_PINNED_LIMIT) or ask for less.
         "#
     );
     drop((x, y));

@@ -2,6 +2,7 @@
 //! trait objects and wrappers that carry them.
 
 mod any_driver;
+mod collections;
 mod erased;
 mod example;
 mod external;
@@ -11,6 +12,7 @@ mod mistakes;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod operations;
 mod readme;
+mod registered;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod safe_calls;
 mod transfers;

@@ -28,7 +28,7 @@ pub(crate) struct Program {
 }
 
 /// What asks for memory and goes on, after one refusal, with what a ladder found.
-const BOTH: &[&str] = &["cuMemAlloc_v2", "cuMemHostAlloc"];
+const BOTH: &[&str] = &["cuMemAlloc_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"];
 
 /// Kernels on arrays.
 pub(crate) const LAUNCHES: Program = Program {
@@ -58,7 +58,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             "cuMemAllocFromPoolAsync",
             "cuMemFreeAsync",
         ],
-        overcome: &["cuMemHostAlloc"],
+        overcome: &["cuMemHostAlloc", "cuMemHostRegister_v2"],
     },
     Program {
         name: "virtual memory",

@@ -302,7 +302,7 @@ def _end_dropped():
 class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
-    Options: limit, soft_limit, low_watermark, high_watermark and pinned_limit (bytes, "6GiB", "40%", a share as a float), policy ("latency", "footprint"), reuse
+    Options: limit, soft_limit, low_watermark, high_watermark and pinned_limit (bytes, "6GiB", "40%", a share as a float; of pinned memory a share of the host's, by default half), policy ("latency", "footprint"), reuse
     ("never", "ordered", "known", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), for the policy "footprint" with
     virtual memory slack and move_time (a share), handle (bytes), moves (a number, or "none") and move_credit_ms; export ("none", "fd", "fabric"), rdma, one_handle (bytes, or "none"); wait_ms, captures
     ("expected", "none": graphs are captured only on streams that were declared permanent). Options that are not given come from the

@@ -24,8 +24,14 @@ type Alloc = extern "C" fn(u32, usize, *mut c_void, *mut *mut c_void) -> c_int;
 type Pinned = extern "C" fn(u32, usize, *mut *mut c_void) -> c_int;
 
 /// The driver's calls that wait for the device, its own frees included.
-const WAITS: [&str; 5] =
-    ["cuMemFree_v2", "cuMemFreeHost", "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize"];
+const WAITS: [&str; 6] = [
+    "cuMemFree_v2",
+    "cuMemFreeHost",
+    "cuMemHostUnregister",
+    "cuCtxSynchronize",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+];
 
 fn pinned(door: Door, bytes: usize) -> *mut c_void {
     let mut out = null_mut();

@@ -50,7 +50,7 @@ fn configs() -> impl Strategy<Value = Config> {
                 soft_limit,
                 low_watermark,
                 high_watermark,
-                pinned_limit,
+                pinned_limit: pinned_limit.map(Limit::Bytes),
                 policy,
                 reuse,
                 growth,
@@ -135,7 +135,7 @@ fn a_wrong_value_is_refused_by_the_name_of_its_option() {
     growth: missing field `multiple` at line 1 column 47
     bounded_wait: invalid type: integer `2000`, expected struct Duration at line 1 column 21
     footprint: slack: invalid type: string "much", expected f64 at line 1 column 30
-    pinned_limit: invalid type: string "4GiB", expected u64 at line 1 column 23
+    pinned_limit: unknown variant `4GiB`, expected one of `none`, `bytes`, `fraction` at line 1 column 23
     invalid type: integer `7`, expected a struct Config at line 1 column 1
     "#);
 }

@@ -2,6 +2,7 @@
 //!
 //! It does not know how a request is served, nor the allocator that it is part of: `host` does.
 
+use super::registered::Registrations;
 use crate::allocator::backing::{Backing, kept};
 use crate::allocator::in_transit::InTransit;
 use crate::allocator::pool::pieces::{Pieces, in_flight_held_back, longest_free};
@@ -12,9 +13,11 @@ use crate::driver::{Driver, HostKind, OwnedHost};
 use crate::heap::{ChunkId, Heap, Kind};
 use crate::laws;
 use crate::order::{Access, Completed, Entry, InFlight, Pending, PendingSet, Uses};
-use crate::report::PoolReport;
-use crate::sync::{Rank, Ranked, RankedGuard, assert_unlocked};
+use crate::report::{PinnedReport, PoolReport};
+use crate::sync::atomic::AtomicU64;
+use crate::sync::{Ordering, Rank, Ranked, RankedGuard, assert_unlocked};
 use crate::units::{Addr, AllocationId, Epoch, Granules, SegmentId};
+use core::time::Duration;
 
 /// The segments of each kind of pinned memory, by the two kinds that a heap keeps apart.
 pub(in super::super) const fn segments_of(kind: HostKind) -> Kind {
@@ -36,6 +39,14 @@ pub(in super::super) const fn kind_of(segments: Kind) -> HostKind {
 pub(crate) struct HostPool<D: Driver> {
     pub(in super::super) number: u32,
     state: Ranked<HostState<D>>,
+    /// One grower at a time; held over driver calls, and never taken by a free.
+    pub(in super::super) grower: Ranked<()>,
+    /// How long requests have spent on growth.
+    pub(in super::super) growth_nanos: AtomicU64,
+    /// What the limit is a share of, in words.
+    pub(in super::super) limit_share: Option<String>,
+    /// Memory of the program's that is registered.
+    pub(crate) registrations: Registrations,
     /// Claimed bytes that are not pinned yet, and segments on their way back to the driver.
     pub(in super::super) in_transit: InTransit,
 }
@@ -47,10 +58,15 @@ pub(in super::super) struct HostState<D: Driver> {
 }
 
 impl<D: Driver> HostPool<D> {
-    pub(crate) fn new(limit: Option<u64>) -> HostPool<D> {
+    /// A pool with nothing in it. `share` is what the limit is a share of, in words.
+    pub(in super::super) fn new(limit: Option<u64>, share: Option<String>) -> HostPool<D> {
         HostPool {
             number: next_pool_number(),
             in_transit: InTransit::default(),
+            grower: Ranked::new(Rank::Grower, ()),
+            growth_nanos: AtomicU64::new(0),
+            limit_share: share,
+            registrations: Registrations::default(),
             state: Ranked::new(
                 Rank::Pool,
                 HostState { pool: PoolState::new(), backing: Backing::new(limit) },
@@ -124,6 +140,21 @@ impl<D: Driver> HostPool<D> {
             ..state.pool.report(largest_free, held_back)
         };
         (report.counters.allocations > 0).then_some(report)
+    }
+
+    /// What stands behind it, if it was used or memory of the program's is registered.
+    pub(crate) fn host_report(&self, used: bool) -> Option<PinnedReport> {
+        let registered = self.registrations.bytes();
+        let state = self.lock();
+        (used || registered > 0).then(|| PinnedReport {
+            limit: state.backing.limit,
+            limit_share: self.limit_share.clone(),
+            segments: state.backing.segments.len() as u64,
+            segments_created: state.backing.segments_created,
+            segments_released: state.backing.segments_released,
+            growth_time: Duration::from_nanos(self.growth_nanos.load(Ordering::Relaxed)),
+            registered,
+        })
     }
 
     /// Adds to the uses of a live allocation.

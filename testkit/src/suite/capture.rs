@@ -314,7 +314,11 @@ pub fn a_capture_by_other_code_survives_the_allocator<T: Bench>(b: &T) {
 fn frees_and_waits<T: Bench>(b: &T) -> [u64; 3] {
     let calls = b.device().calls();
     let of = |name| calls.iter().find(|(n, _)| *n == name).map_or(0, |&(_, n)| n);
-    [of("cuMemFree") + of("cuMemRelease"), of("cuMemFreeHost"), of("cuCtxSynchronize")]
+    [
+        of("cuMemFree") + of("cuMemRelease"),
+        of("cuMemFreeHost") + of("cuMemHostUnregister"),
+        of("cuCtxSynchronize"),
+    ]
 }
 
 /// Memory is short and another stream uses it: the host waits for it, and it goes back to the driver, during the capture.

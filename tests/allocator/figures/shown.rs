@@ -1,7 +1,7 @@
 //! What a report shows is what it holds: its text is parsed, and each number in it compared with the field; its JSON is the object
 //! that the fields make. A new field does not compile here until the test says where it is shown.
 
-use millpond::report::{Counters, Histogram, Ladder, PhysicalReport, PoolReport, Report, Rung};
+use millpond::report::{Counters, Histogram, Ladder, PhysicalReport, PinnedReport, PoolReport, Report, Rung};
 use serde_json::{Value, json};
 
 fn rung_json(r: &Rung) -> Value {
@@ -90,6 +90,23 @@ fn physical_json(p: &PhysicalReport) -> Value {
     })
 }
 
+fn pinned_json(p: &PinnedReport) -> Value {
+    let PinnedReport {
+        limit,
+        limit_share,
+        segments,
+        segments_created,
+        segments_released,
+        growth_time,
+        registered,
+    } = p;
+    json!({
+        "limit": limit, "limit_share": limit_share, "segments": segments, "segments_created": segments_created,
+        "segments_released": segments_released, "registered": registered,
+        "growth_time": {"secs": growth_time.as_secs(), "nanos": growth_time.subsec_nanos()},
+    })
+}
+
 fn json_of(r: &Report) -> Value {
     let Report {
         device,
@@ -115,6 +132,7 @@ fn json_of(r: &Report) -> Value {
         ladder,
         physical,
         pinned,
+        pinned_host,
         driver_calls,
         events_lost,
         deferred_errors,
@@ -143,7 +161,7 @@ fn json_of(r: &Report) -> Value {
         "slack": reserved - total.allocated, "slack_at_peak": known.then(|| reserved_peak - allocated_peak),
         "allocated_over_reserved": share(total.allocated, *reserved),
         "allocated_over_reserved_at_peak": known.then(|| share(*allocated_peak, *reserved_peak)).flatten(),
-        "pinned": pinned.as_ref().map(pool_json), "driver_calls": calls, "events_lost": events_lost,
+        "pinned": pinned.as_ref().map(pool_json), "pinned_host": pinned_host.as_ref().map(pinned_json), "driver_calls": calls, "events_lost": events_lost,
         "soft_limit": soft_limit, "group": group,
         "deferred_errors": deferred_errors, "reserved_over_allocated": r.reserved_over_allocated(),
         "reserved_over_allocated_at_least": bounds.map(|b| b.0), "reserved_over_allocated_at_most": bounds.map(|b| b.1),

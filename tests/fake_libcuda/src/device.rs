@@ -35,6 +35,7 @@ const ATTRIBUTES: &[(u32, c_int)] = &[
     (75, 9),          // compute capability
     (76, 0),
     (78, 1),  // stream priorities
+    (91, 1),  // registered memory has the CPU's address
     (102, 1), // virtual memory
     (103, 1), // as file descriptors
     (110, 1), // which network cards may use

@@ -80,6 +80,8 @@ pub(crate) enum Kind {
     Plain,
     Pinned {
         flags: u32,
+        /// It is the program's memory, which it registered.
+        registered: bool,
     },
     /// Allocated from a pool, in stream order.
     Pooled,
