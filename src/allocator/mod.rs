@@ -58,6 +58,7 @@ mod relief;
 mod scrub;
 mod segment;
 mod sources;
+pub(crate) mod staging;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -74,6 +75,8 @@ pub use bookkeeping::Bookkeeping;
 pub use config::{
     Config, Footprint, Growth, Handles, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory,
 };
+#[doc(hidden)]
+pub use config::StagingPieces;
 pub use event::Event;
 #[cfg(unix)]
 pub use export::Exported;

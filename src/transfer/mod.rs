@@ -7,7 +7,7 @@
 //! one exception, as for every handle: the last handle that outlives its allocator and all streams ends them, and that waits.)
 //! Forgetting a token costs the memory that it owns, the pinned segments that it lies in, and one event, which keeps the device's
 //! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
-//! Memory that is not pinned goes through pinned slots, by functions that say so (`copy_from_pageable`, `copy_to_pageable`).
+//! Memory that is not pinned goes through pinned slots, by functions whose other side is a slice (`copy_from_slice`, `copy_to_slice`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
 //! itself: later operations wait for the copy and for nothing that came after it. Shapes of both sides are compared.
@@ -30,6 +30,7 @@ mod token;
 pub use rows::{Plane, PlaneMut};
 pub use scope::{Scope, scope};
 pub use source::{Part, StableSource};
+pub use staged::Incomplete;
 pub use token::{Download, Refused, Upload};
 
 use crate::allocator::Stream;

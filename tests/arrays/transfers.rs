@@ -189,7 +189,7 @@ fn s13(n: usize) {
     let s = gpu.stream().unwrap();
     let x = gpu.zeros::<u8>(n, &s).unwrap();
     let mut there = vec![1; n];
-    x.copy_to_pageable(&mut there, &s).unwrap();
+    x.copy_to_slice(&mut there, &s).unwrap();
     assert_eq!((sim.ledger().host_waits, there), (1, vec![0; n]));
 }
 

@@ -680,7 +680,7 @@ fn pageable_copies(b: &Bench) -> Steady {
     let synchronise = synchronise(&s);
     let round = Box::new(move |i| {
         let on = if i % 2 == 0 { &s } else { &t };
-        x.copy_from_pageable(&host, on).expect("copied");
+        x.copy_from_slice(&host, on).expect("copied");
         drop(gpu.array_from_slice(&host[..64], &t).expect("copied"));
         if i % 4 == 0 {
             drop(x.to_vec(&t).expect("copied"));
