@@ -34,7 +34,7 @@ use std::collections::VecDeque;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Incomplete {
-    /// So many elements, from the first on, are copied, or queued to be in stream order, as by a copy that succeeds. Those behind them are the source's or what
+    /// So many elements, from the first on, are copied, or queued to be in stream order, as by a copy that succeeds. Each byte behind them is the source's or what
     /// the target held before.
     pub complete: usize,
     /// Why.

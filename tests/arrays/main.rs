@@ -13,6 +13,7 @@ mod operations;
 mod readme;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod safe_calls;
+mod staged;
 mod transfers;
 mod unwaited;
 mod verdicts;

@@ -43,6 +43,13 @@ impl Default for StagingPieces {
     }
 }
 
+impl StagingPieces {
+    /// Pieces from `first` to `most` bytes, for short copies with many of them.
+    pub fn of(first: usize, most: usize) -> StagingPieces {
+        StagingPieces { single: first, threads_from: 0, first, most, most_alone: most, part: 2, stream_from: 0 }
+    }
+}
+
 impl Config {
     /// How many threads move the bytes of long copies from and to memory that is not pinned
     /// ([`DeviceArray::copy_from_slice`](crate::DeviceArray::copy_from_slice) and its siblings): by default as many as the machine has cores for

@@ -197,7 +197,7 @@ pub fn nothing_is_copied_too<T: Bench>(b: &T) {
 }
 
 pub fn pageable_memory_goes_through_slots<T: Bench>(b: &T) {
-    let gpu = allocator(b, Config::default());
+    let gpu = allocator(b, Config::default().staging_threads(1));
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     // A little more than four slots, so that slots are reused.
     let n = (4 << 20) + 333;
