@@ -72,11 +72,11 @@ pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
+#[doc(hidden)]
+pub use config::StagingPieces;
 pub use config::{
     Config, Footprint, Growth, Handles, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory,
 };
-#[doc(hidden)]
-pub use config::StagingPieces;
 pub use event::Event;
 #[cfg(unix)]
 pub use export::Exported;

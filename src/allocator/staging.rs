@@ -35,11 +35,7 @@ impl StagingThreads {
     }
 
     /// Runs `f`, on this thread, with the threads if they are `wanted` and there are any; returns when everything that it spawned is over.
-    pub(crate) fn scope<'scope, R>(
-        &self,
-        wanted: bool,
-        f: impl FnOnce(Option<&Scope<'scope>>) -> R,
-    ) -> R {
+    pub(crate) fn scope<'scope, R>(&self, wanted: bool, f: impl FnOnce(Option<&Scope<'scope>>) -> R) -> R {
         let threads = if wanted && self.count > 0 { self.started() } else { None };
         match threads {
             Some(pool) => pool.in_place_scope(|scope| f(Some(scope))),

@@ -6,13 +6,13 @@
 
 use super::Allocator;
 use super::bounded::Place;
+use super::config::StagingPieces;
 use super::core::{Core, Owner, lost};
 use super::deferred_drops::{DeferredDrops, Until};
 use super::event::Event;
 use super::events::SharedEvent;
 use super::pool::{Pool, Watch};
 use super::registry::{Named, Registry, StreamTimeline};
-use super::config::StagingPieces;
 use super::staging::StagingThreads;
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;

@@ -30,7 +30,7 @@ mod token;
 pub use rows::{Plane, PlaneMut};
 pub use scope::{Scope, scope};
 pub use source::{Part, StableSource};
-pub use staged::Incomplete;
+pub use staged::{Incomplete, Uploads};
 pub use token::{Download, Refused, Upload};
 
 use crate::allocator::Stream;

@@ -10,7 +10,10 @@
 
 mod bytes;
 mod moves;
+mod packed;
 mod plan;
+
+pub use packed::Uploads;
 
 use self::bytes::{as_target, filled_vec, move_out};
 use self::moves::{Move, Moves};
@@ -26,6 +29,7 @@ use crate::units::Addr;
 use bytemuck::Pod;
 use core::fmt;
 use core::mem::MaybeUninit;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// A staged copy that failed, and how much of it was made.
@@ -142,6 +146,41 @@ impl<D: Driver> Remote<'_, D> {
     }
 }
 
+/// A copy to the device that owns its slot.
+type Sent<D> = Upload<Part<Slot<D>>, D>;
+
+/// Fills slots, ahead of the copies that `queue` makes of them in the pieces' order. Returns when everything is queued; what was filled is no
+/// longer read then, whatever failed.
+fn send<'s, D: Driver, M: Move<Slot = Slot<D>> + 's>(
+    stream: &Stream<D>,
+    plan: &Plan,
+    (pieces, slot_bytes): (usize, usize),
+    fill: impl Fn(usize, Slot<D>) -> M,
+    mut queue: impl FnMut(usize, Slot<D>) -> Result<Sent<D>, Error>,
+) -> Result<(), Error> {
+    stream.staging().0.scope(plan.threads && pieces > 1, |scope| {
+        // On every way out the moves are over before the scope ends; a token's drop leaves its slot to the copy.
+        let mut under_way = VecDeque::new();
+        let mut moves = Moves::new(scope);
+        let ahead = plan.ahead(scope.is_some());
+        let mut filling = 0;
+        for piece in 0..pieces {
+            while filling < pieces.min(piece + ahead) {
+                let slot = if filling < plan.slots {
+                    stream.allocator().pinned_uninit(slot_bytes)?
+                } else {
+                    let oldest: Sent<D> = under_way.pop_front().expect("queued below");
+                    oldest.wait()?.into_inner()
+                };
+                moves.start(fill(filling, slot));
+                filling += 1;
+            }
+            under_way.push_back(queue(piece, moves.finish(piece))?);
+        }
+        Ok(())
+    })
+}
+
 /// Copies to the device. `queued` counts the bytes, from the first on, whose copies are queued.
 fn upload<D: Driver>(
     to: &Remote<'_, D>,
@@ -151,30 +190,16 @@ fn upload<D: Driver>(
 ) -> Result<(), Error> {
     let (threads, sizes) = stream.staging();
     let plan = Plan::new(source.len(), threads.count(), sizes);
-    threads.scope(plan.threads, |scope| {
-        // On every way out the moves are over before the scope ends; a token's drop leaves its slot to the copy.
-        let mut under_way = VecDeque::new();
-        let mut moves = Moves::new(scope);
-        let ahead = plan.ahead(scope.is_some());
-        let mut to_fill = plan.pieces();
-        let mut filling = 0;
-        for (piece, (at, len)) in plan.pieces().enumerate() {
-            while filling < piece + ahead
-                && let Some((at, len)) = to_fill.next()
-            {
-                let slot = if filling < plan.slots {
-                    stream.allocator().pinned_uninit(plan.slot())?
-                } else {
-                    let oldest: Upload<Part<Slot<D>>, D> = under_way.pop_front().expect("queued below");
-                    oldest.wait()?.into_inner()
-                };
-                moves.start(Fill { slot, from: &source[at..at + len] });
-                filling += 1;
-            }
-            under_way.push_back(to.write(at, (moves.finish(piece), len), stream)?);
-            *queued += len;
-        }
-        Ok(())
+    let pieces: SmallVec<[(usize, usize); 4]> = plan.pieces().collect();
+    let fill = |piece: usize, slot| {
+        let (at, len) = pieces[piece];
+        Fill { slot, from: &source[at..at + len] }
+    };
+    send(stream, &plan, (pieces.len(), plan.slot()), fill, |piece, slot| {
+        let (at, len) = pieces[piece];
+        let sent = to.write(at, (slot, len), stream)?;
+        *queued += len;
+        Ok(sent)
     })
 }
 
@@ -285,8 +310,7 @@ impl<T: Pod, D: Driver> DeviceView<'_, T, D> {
         let mut complete = 0;
         // SAFETY: what `download` writes are a slot's bytes, which are initialised.
         let target = unsafe { as_target(target) };
-        download(&self.remote(), target, stream, &mut complete)
-            .map_err(|e| Incomplete::of::<T>(complete, e))
+        download(&self.remote(), target, stream, &mut complete).map_err(|e| Incomplete::of::<T>(complete, e))
     }
 
     /// The elements in a vector: as [`DeviceView::copy_to_slice`], which **blocks the host**.

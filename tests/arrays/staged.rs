@@ -4,6 +4,7 @@
 use super::clean;
 use millpond::allocator::StagingPieces;
 use millpond::bytemuck::Pod;
+use millpond::transfer::Uploads;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DriverErrorKind, Error, Stream};
 use millpond_sim::{Call, Launch, Schedule, Sim};
@@ -232,5 +233,127 @@ fn a_copy_waits_for_its_stream_only() {
         gate.open();
         drop((held, x, s, slow, gpu));
         clean(&sim);
+    }
+}
+
+/// Many arrays of many lengths, whole and in part, at any alignment, used on two streams before and behind: each has its own source's elements.
+fn packed(
+    gpu: &Allocator<Sim>,
+    (s, t): (&Stream<Sim>, &Stream<Sim>),
+    lengths: &[usize],
+) -> Result<(), Error> {
+    let sources: Vec<Vec<u8>> = (0..).zip(lengths).map(|(i, &len)| elements(len, i)).collect();
+    let mut arrays = Vec::new();
+    for (i, source) in sources.iter().enumerate() {
+        arrays.push(gpu.zeros::<u8>(source.len() + i % 19, if i % 2 == 0 { s } else { t })?);
+    }
+    let mut uploads = Uploads::new();
+    for (i, (array, source)) in arrays.iter_mut().zip(&sources).enumerate() {
+        uploads.add(array.slice_mut(i % 19..), source)?;
+    }
+    let (mut half, words) = (gpu.zeros::<u32>(2 * 300, t)?, elements::<u32>(300, 200));
+    let (low, high) = half.split_at_mut(300);
+    uploads.add(low, &words)?;
+    uploads.add(high, &words)?;
+    assert_eq!(uploads.len(), lengths.len() + 2);
+    uploads.queue(s)?;
+    for (i, (array, source)) in arrays.iter().zip(&sources).enumerate() {
+        let found = array.to_vec(t)?;
+        assert_eq!(found[i % 19..], source[..], "{i}");
+        assert!(found[..i % 19].iter().all(|&b| b == 0), "{i}: beside its place");
+    }
+    assert_eq!(half.to_vec(s)?, [&words[..], &words[..]].concat());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn packed_copies_come_to_their_places(
+        lengths in proptest::collection::vec(0..3000_usize, 0..40),
+        late in any::<bool>(),
+    ) {
+        for threads in THREADS {
+            let sim = device(late);
+            let gpu = staged(&sim, threads);
+            let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+            packed(&gpu, (&s, &t), &lengths).unwrap();
+            drop((s, t, gpu));
+            clean(&sim);
+        }
+    }
+}
+
+/// A thousand arrays: a few copies and as many kernels, and nothing more in later rounds.
+#[test]
+fn a_thousand_short_copies_are_a_few() {
+    let sim = device(true);
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
+    let s = gpu.stream().unwrap();
+    let source = elements::<u8>(4096, 3);
+    let mut arrays: Vec<_> = (0..1000).map(|_| gpu.zeros::<u8>(4096, &s).unwrap()).collect();
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let before = sim.ledger();
+        let mut uploads = Uploads::new();
+        for array in &mut arrays {
+            uploads.add(array, &source).unwrap();
+        }
+        uploads.queue(&s).unwrap();
+        let copies = sim.ledger().calls_of(Call::MemcpyHtoD) - before.calls_of(Call::MemcpyHtoD);
+        assert!(copies <= 16, "{copies} copies");
+        let report = gpu.report();
+        held.push((report.pinned.unwrap().reserved, report.total.reserved));
+    }
+    assert!(held[1..].iter().all(|round| *round == held[1]), "{held:?}");
+    for array in &arrays {
+        assert!(array.to_vec(&s).unwrap() == source);
+    }
+    drop((arrays, s, gpu));
+    clean(&sim);
+}
+
+/// When a call fails, the error says how many copies are queued; those are made.
+#[test]
+fn a_failed_batch_says_how_many_copies_are_queued() {
+    let sources: Vec<Vec<u8>> = (1..40).map(|i| elements(1000, i)).collect();
+    for threads in [0, 2] {
+        let (mut failed, mut partial) = (0, 0);
+        for nth in 1..400 {
+            let sim = device(true);
+            let gpu = staged(&sim, threads);
+            let s = gpu.stream().unwrap();
+            let mut arrays: Vec<_> = sources.iter().map(|_| gpu.zeros::<u8>(1000, &s).unwrap()).collect();
+            let mut uploads = Uploads::new();
+            for (array, source) in arrays.iter_mut().zip(&sources) {
+                uploads.add(array, source).unwrap();
+            }
+            let calls = sim.call_count();
+            sim.fail_call(calls + nth, DriverErrorKind::Other);
+            let result = uploads.queue(&s);
+            let late = sim.call_count() < calls + nth;
+            sim.clear_faults();
+            let complete = result.as_ref().map_or_else(|e| e.complete, |()| sources.len());
+            failed += usize::from(result.is_err());
+            partial += usize::from((1..sources.len()).contains(&complete));
+            for (i, (array, source)) in arrays.iter().zip(&sources).enumerate() {
+                let found = array.to_vec(&s).unwrap();
+                let made = found == *source;
+                assert!(made || i >= complete, "call {nth}: {i} of {complete}");
+            }
+            gpu.synchronize().unwrap();
+            assert_eq!(
+                gpu.report().pinned.map_or(0, |pinned| pinned.allocated),
+                0,
+                "call {nth}: a slot is lost"
+            );
+            drop((arrays, s, gpu));
+            clean(&sim);
+            if late {
+                break;
+            }
+        }
+        assert!(failed > 10 && partial > 5, "{failed}, {partial}");
     }
 }

@@ -8,6 +8,7 @@ use super::bench::{
 use cudarc::driver::sys;
 use millpond::allocator::StagingPieces;
 use millpond::cuda::{Cuda, GpuStream};
+use millpond::transfer::Uploads;
 use millpond::{Allocator, Config, DeviceArray, Stream};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,11 @@ fn blocking(up: bool, device: sys::CUdeviceptr, host: &mut [u8]) -> Fallible<()>
     let (at, bytes) = (host.as_mut_ptr(), host.len());
     // SAFETY: every caller has so many bytes on both sides; the call returns when the host's are its own again.
     let code = unsafe {
-        if up { sys::cuMemcpyHtoD_v2(device, at.cast(), bytes) } else { sys::cuMemcpyDtoH_v2(at.cast(), device, bytes) }
+        if up {
+            sys::cuMemcpyHtoD_v2(device, at.cast(), bytes)
+        } else {
+            sys::cuMemcpyDtoH_v2(at.cast(), device, bytes)
+        }
     };
     Ok(code.result()?)
 }
@@ -67,12 +72,22 @@ fn timed(
 }
 
 /// Copies of pinned memory by pieces of a buffer that may be shorter.
-fn pinned(up: bool, device: sys::CUdeviceptr, host: &PlainHost, bytes: usize, on: &GpuStream) -> Fallible<()> {
+fn pinned(
+    up: bool,
+    device: sys::CUdeviceptr,
+    host: &PlainHost,
+    bytes: usize,
+    on: &GpuStream,
+) -> Fallible<()> {
     let mut done = 0;
     while done < bytes {
         let piece = host.bytes.min(bytes - done);
         let at = device + done as u64;
-        if up { plain_h2d(at, host.at, piece, on)? } else { plain_d2h(host.at, at, piece, on)? }
+        if up {
+            plain_h2d(at, host.at, piece, on)?
+        } else {
+            plain_d2h(host.at, at, piece, on)?
+        }
         done += piece;
     }
     plain_wait(on)
@@ -91,7 +106,21 @@ pub(crate) fn all_sizes(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     let ours = THREADS.map(|threads| Ours::new(bench, Config::default().staging_threads(threads)));
     let ours: Vec<Ours> = ours.into_iter().collect::<Fallible<_>>()?;
     let on = bench.gpu.stream()?;
-    let sizes = [4, 64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 16 * MIB];
+    let sizes = [
+        4,
+        64,
+        KIB,
+        4 * KIB,
+        16 * KIB,
+        64 * KIB,
+        128 * KIB,
+        256 * KIB,
+        512 * KIB,
+        MIB,
+        2 * MIB,
+        4 * MIB,
+        16 * MIB,
+    ];
     let large = [64 * MIB, 256 * MIB, GIB, 4 * GIB];
     for &bytes in sizes.iter().chain(&large).filter(|&&bytes| bytes <= most) {
         let calls = (256 * KIB / bytes).clamp(1, 16);
@@ -111,7 +140,10 @@ pub(crate) fn all_sizes(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
                     there[which].push(all);
                 };
                 let native = on.native();
-                put(0, timed(calls, &mut || pinned(up, device.0, &page_locked, bytes, native), &mut || Ok(()))?);
+                put(
+                    0,
+                    timed(calls, &mut || pinned(up, device.0, &page_locked, bytes, native), &mut || Ok(()))?,
+                );
                 put(1, timed(calls, &mut || blocking(up, device.0, host), &mut legacy_wait)?);
                 for (which, (ours, array)) in ours.iter().zip(&mut arrays).enumerate() {
                     let wait = &mut || Ok(ours.on.synchronize()?);
@@ -131,8 +163,16 @@ pub(crate) fn all_sizes(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
             let text = bytes_text(bytes);
             aims.at_most(&format!("staged {text} {way}, time / plain's"), slower.min(call_slower), 1.03);
             if bytes >= 64 * MIB {
-                aims.at_least(&format!("staged {text} {way}, 8 threads, share of the pinned rate"), of_eight, 0.93);
-                aims.at_least(&format!("staged {text} {way}, 4 threads, share of the pinned rate"), of_four, 0.75);
+                aims.at_least(
+                    &format!("staged {text} {way}, 8 threads, share of the pinned rate"),
+                    of_eight,
+                    0.93,
+                );
+                aims.at_least(
+                    &format!("staged {text} {way}, 4 threads, share of the pinned rate"),
+                    of_four,
+                    0.75,
+                );
             }
         }
     }
@@ -140,18 +180,20 @@ pub(crate) fn all_sizes(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
 }
 
 /// A thousand copies of 4 KiB each to the device: one by one by plain CUDA from pageable and from pinned memory, and ours.
-pub(crate) fn many_small(bench: &Bench, _: &mut Aims) -> Fallible<()> {
+pub(crate) fn many_small(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
     const EACH: usize = 4 * KIB;
     let count = bench.pick(1000, 1000, 10);
     let mut host = vec![1_u8; count * EACH];
     let (page_locked, device) = (PlainHost::new(count * EACH)?, PlainDevice::new(count * EACH)?);
-    let ours = Ours::new(bench, Config::default())?;
+    let (ours, alone) =
+        (Ours::new(bench, Config::default())?, Ours::new(bench, Config::default().staging_threads(0))?);
     let on = bench.gpu.stream()?;
     let mut arrays = Vec::new();
     for _ in 0..count {
         arrays.push(ours.gpu.zeros::<u8>(EACH, &ours.on)?);
     }
-    let mut found: [Vec<f64>; 3] = Default::default();
+    millpond::kernel::load_builtins(&bench.cuda)?;
+    let mut found: [Vec<f64>; 5] = Default::default();
     for _ in bench.rounds(40, 20) {
         let begun = Instant::now();
         for (i, piece) in host.chunks_mut(EACH).enumerate() {
@@ -171,21 +213,33 @@ pub(crate) fn many_small(bench: &Bench, _: &mut Aims) -> Fallible<()> {
         }
         ours.on.synchronize()?;
         found[2].push(micros(begun.elapsed()));
+        for (which, ours) in [(3, &ours), (4, &alone)] {
+            let begun = Instant::now();
+            let mut uploads = Uploads::new();
+            for (array, piece) in arrays.iter_mut().zip(host.chunks(EACH)) {
+                uploads.add(array, piece)?;
+            }
+            uploads.queue(&ours.on)?;
+            ours.on.synchronize()?;
+            found[which].push(micros(begun.elapsed()));
+        }
     }
     let found = warm(&found);
-    println!("many small\tcopies\tplain, pageable us\tplain, pinned us\tours, one by one us");
     println!(
-        "many small\t{count} of 4 KiB\t{:.0}\t{:.0}\t{:.0}",
-        median(found[0]),
-        median(found[1]),
-        median(found[2])
+        "many small\tcopies\tplain, pageable us\tplain, pinned us\tours, one by one us\tours, packed us\tpacked by the calling thread us"
     );
+    print!("many small\t{count} of 4 KiB");
+    found.iter().for_each(|of| print!("\t{:.0}", median(of)));
+    println!();
+    aims.at_most(&format!("{count} copies of 4 KiB, packed, us"), median(found[3]), 400.0);
     Ok(())
 }
 
 /// Ours with other sizes of pieces: the figures behind the defaults.
 pub(crate) fn sizes_of_pieces(bench: &Bench, _: &mut Aims) -> Fallible<()> {
-    println!("pieces\tway\tbytes\tthreads\tthreads from\tfirst\tmost\tmost alone\tpart\tpast caches from\tus, until it is there\tGB/s");
+    println!(
+        "pieces\tway\tbytes\tthreads\tthreads from\tfirst\tmost\tmost alone\tpart\tpast caches from\tus, until it is there\tGB/s"
+    );
     let with = |change: &dyn Fn(&mut StagingPieces)| {
         let mut pieces = StagingPieces::default();
         change(&mut pieces);

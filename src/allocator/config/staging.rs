@@ -46,7 +46,15 @@ impl Default for StagingPieces {
 impl StagingPieces {
     /// Pieces from `first` to `most` bytes, for short copies with many of them.
     pub fn of(first: usize, most: usize) -> StagingPieces {
-        StagingPieces { single: first, threads_from: 0, first, most, most_alone: most, part: 2, stream_from: 0 }
+        StagingPieces {
+            single: first,
+            threads_from: 0,
+            first,
+            most,
+            most_alone: most,
+            part: 2,
+            stream_from: 0,
+        }
     }
 }
 

@@ -42,7 +42,16 @@ fn configs() -> impl Strategy<Value = Config> {
     let bounds = [limits(), limits(), limits(), limits()];
     let all = (bounds, growths(), policies, reuses, waits, numbers, any::<[bool; 3]>(), memory);
     all.prop_map(
-        |(bounds, growth, policy, reuse, wait, (pinned_limit, [few, staging_threads], footprint), flags, virtual_memory)| {
+        |(
+            bounds,
+            growth,
+            policy,
+            reuse,
+            wait,
+            (pinned_limit, [few, staging_threads], footprint),
+            flags,
+            virtual_memory,
+        )| {
             let [deterministic, exact_fit, scrub] = flags;
             let [limit, soft_limit, low_watermark, high_watermark] = bounds;
             Config {

@@ -2,12 +2,12 @@
 //!
 //! The caller starts moves in the order of their pieces and takes them back in the same order. A move that no thread has begun when the caller needs it is
 //! made by the caller, so that a copy does not depend on threads that are asleep or busy with another copy's pieces. Whatever happens to the caller,
-//! its moves are over before [`Moves`] is dropped: those that no thread has begun are given up, the others are waited for.
+//! its moves are over when [`Moves`] was dropped: those that no thread has begun are given up, the others are waited for.
 //!
 //! It makes no driver call, and does not know what a slot is.
 
 use crate::allocator::staging::Scope;
-use crate::sync::Mutex;
+use crate::driver::sync::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,17 +26,22 @@ type Waiting<M> = Arc<Mutex<VecDeque<(usize, M)>>>;
 /// A piece's number and its slot; none if the move panicked.
 type Moved<S> = (usize, Option<S>);
 
+/// The staging threads' side of a copy.
+struct Crew<'a, 'scope, M: Move> {
+    threads: &'a Scope<'scope>,
+    waiting: Waiting<M>,
+    /// What the threads have moved.
+    answers: (Sender<Moved<M::Slot>>, Receiver<Moved<M::Slot>>),
+    /// Moves that wait, or whose answer was not received.
+    out: usize,
+}
+
 /// One copy's moves.
 pub(super) struct Moves<'a, 'scope, M: Move> {
-    threads: Option<&'a Scope<'scope>>,
-    waiting: Waiting<M>,
-    /// Of a thread: what it has moved.
-    answers: (Sender<Moved<M::Slot>>, Receiver<Moved<M::Slot>>),
+    crew: Option<Crew<'a, 'scope, M>>,
     /// What is moved and was not taken back yet.
     moved: BTreeMap<usize, M::Slot>,
     started: usize,
-    /// Moves that wait, or whose answer was not received.
-    out: usize,
 }
 
 impl<'a, 'scope, M: Move + 'scope> Moves<'a, 'scope, M>
@@ -45,29 +50,19 @@ where
 {
     /// On these threads; without any, each move is made when it is started.
     pub(super) fn new(threads: Option<&'a Scope<'scope>>) -> Moves<'a, 'scope, M> {
-        let (waiting, moved) = (Waiting::default(), BTreeMap::new());
-        Moves { threads, waiting, answers: channel(), moved, started: 0, out: 0 }
+        let crew =
+            threads.map(|threads| Crew { threads, waiting: Waiting::default(), answers: channel(), out: 0 });
+        Moves { crew, moved: BTreeMap::new(), started: 0 }
     }
 
     /// Starts the next piece's move.
     pub(super) fn start(&mut self, of: M) {
         let piece = self.started;
         self.started += 1;
-        let Some(threads) = self.threads else {
-            self.moved.insert(piece, of.run());
-            return;
-        };
-        self.waiting.lock().push_back((piece, of));
-        self.out += 1;
-        let (waiting, answer) = (Arc::clone(&self.waiting), self.answers.0.clone());
-        threads.spawn(move |_| {
-            let next = waiting.lock().pop_front();
-            if let Some((piece, of)) = next {
-                let slot = catch_unwind(AssertUnwindSafe(|| of.run())).ok();
-                // The caller waits for each answer, so it is there.
-                let _ = answer.send((piece, slot));
-            }
-        });
+        match &mut self.crew {
+            Some(crew) => crew.start(piece, of),
+            None => drop(self.moved.insert(piece, of.run())),
+        }
     }
 
     /// The slot of a piece whose move was started, when it is over.
@@ -79,23 +74,49 @@ where
             if let Some(slot) = self.moved.remove(&piece) {
                 return slot;
             }
-            let next = self.waiting.lock().pop_front_if(|(first, _)| *first == piece);
-            if let Some((_, own)) = next {
-                self.out -= 1;
+            let crew = self.crew.as_mut().expect("without threads a move is over when it was started");
+            if let Some(own) = crew.take_back(piece) {
                 return own.run();
             }
-            let (piece, slot) = self.receive();
-            self.moved.insert(piece, slot.expect("moving bytes does not panic"));
+            let (piece, slot) = crew.receive();
+            self.moved.insert(piece, slot);
         }
-    }
-
-    fn receive(&mut self) -> Moved<M::Slot> {
-        self.out -= 1;
-        self.answers.1.recv().expect("a sender is here")
     }
 }
 
-impl<M: Move> Drop for Moves<'_, '_, M> {
+impl<'scope, M: Move + 'scope> Crew<'_, 'scope, M>
+where
+    M::Slot: 'scope,
+{
+    fn start(&mut self, piece: usize, of: M) {
+        self.waiting.lock().push_back((piece, of));
+        self.out += 1;
+        let (waiting, answer) = (Arc::clone(&self.waiting), self.answers.0.clone());
+        self.threads.spawn(move |_| {
+            let next = waiting.lock().pop_front();
+            if let Some((piece, of)) = next {
+                let slot = catch_unwind(AssertUnwindSafe(|| of.run())).ok();
+                // The caller waits for each answer, so it is there.
+                let _ = answer.send((piece, slot));
+            }
+        });
+    }
+
+    /// A move that no thread has begun, nor any before it.
+    fn take_back(&mut self, piece: usize) -> Option<M> {
+        let (_, own) = self.waiting.lock().pop_front_if(|(first, _)| *first == piece)?;
+        self.out -= 1;
+        Some(own)
+    }
+
+    fn receive(&mut self) -> (usize, M::Slot) {
+        self.out -= 1;
+        let (piece, slot) = self.answers.1.recv().expect("its own sender is here");
+        (piece, slot.expect("moving bytes does not panic"))
+    }
+}
+
+impl<M: Move> Drop for Crew<'_, '_, M> {
     fn drop(&mut self) {
         let given_up = core::mem::take(&mut *self.waiting.lock());
         self.out -= given_up.len();
@@ -127,6 +148,10 @@ mod tests {
         StagingThreads::new(&Config::default().staging_threads(count))
     }
 
+    fn waiting<M: Move>(moves: &Moves<'_, '_, M>) -> Vec<()> {
+        moves.crew.as_ref().expect("threads").waiting.lock().iter().map(|_| ()).collect()
+    }
+
     #[test]
     fn every_move_is_made_once_and_comes_back_in_order() {
         for count in [0, 1, 2, 8] {
@@ -150,7 +175,7 @@ mod tests {
             // Another copy's, which keeps the only thread busy.
             let mut others = Moves::new(scope);
             others.start(Counted(&ran, Some(gate)));
-            while !others.waiting.lock().is_empty() {
+            while !waiting(&others).is_empty() {
                 std::thread::yield_now();
             }
             let mut moves = Moves::new(scope);
@@ -168,7 +193,7 @@ mod tests {
         threads.scope(true, |scope| {
             let mut moves = Moves::new(scope);
             moves.start(Counted(&ran, Some(gate)));
-            while !moves.waiting.lock().is_empty() {
+            while !waiting(&moves).is_empty() {
                 std::thread::yield_now();
             }
             open.send(()).expect("the thread waits");
@@ -193,7 +218,7 @@ mod tests {
         threads.scope(true, |scope| {
             let (mut long, mut short) = (Moves::new(scope), Moves::new(scope));
             long.start(Noted(&order, '-', Some(gate)));
-            while !long.waiting.lock().is_empty() {
+            while !waiting(&long).is_empty() {
                 std::thread::yield_now();
             }
             for _ in 0..20 {
@@ -203,9 +228,12 @@ mod tests {
             open.send(()).expect("the thread waits");
             while long.moved.len() + short.moved.len() < 41 {
                 for moves in [&mut long, &mut short] {
-                    let answers: Vec<_> = moves.answers.1.try_iter().collect();
-                    moves.out -= answers.len();
-                    moves.moved.extend(answers.into_iter().map(|(piece, slot)| (piece, slot.expect("moved"))));
+                    let crew = moves.crew.as_mut().expect("threads");
+                    let answers: Vec<_> = crew.answers.1.try_iter().collect();
+                    crew.out -= answers.len();
+                    moves
+                        .moved
+                        .extend(answers.into_iter().map(|(piece, slot)| (piece, slot.expect("moved"))));
                 }
                 std::thread::yield_now();
             }
