@@ -10,9 +10,9 @@ use super::config::Config;
 use core::fmt;
 
 #[cfg(not(any(loom, shuttle)))]
-pub(crate) use rayon::Scope;
+pub(crate) use rayon_core::Scope;
 #[cfg(not(any(loom, shuttle)))]
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon_core::{ThreadPool, ThreadPoolBuilder};
 #[cfg(not(any(loom, shuttle)))]
 use std::sync::OnceLock;
 
