@@ -76,6 +76,8 @@ struct Remote<'a, D: Driver> {
 
 /// Pinned memory, as long as a plan's slots.
 type Slot<D> = PinnedArray<u8, D>;
+/// A copy to the device that owns its slot.
+type Sent<D> = Upload<Part<Slot<D>>, D>;
 
 /// A slot to be filled with a piece of the source.
 struct Fill<'s, D: Driver> {
@@ -109,21 +111,17 @@ impl<D: Driver> Move for Drain<'_, D> {
 impl<D: Driver> Remote<'_, D> {
     /// Queues the copy of a filled slot's first bytes to the bytes from `at` on.
     #[allow(unsafe_code, reason = "copies work on raw addresses")]
-    fn write(
-        &self,
-        at: usize,
-        (slot, len): (Slot<D>, usize),
-        stream: &Stream<D>,
-    ) -> Result<Upload<Part<Slot<D>>, D>, Refused<Part<Slot<D>>>> {
+    fn write(&self, at: usize, (slot, len): (Slot<D>, usize), stream: &Stream<D>) -> Result<Sent<D>, Error> {
         let to = Addr(self.addr.0 + at as u64);
-        Upload::fly(Part::new(slot, ..len), stream, |source| {
+        let sent = Upload::fly(Part::new(slot, ..len), stream, |source| {
             let from = source.as_ptr();
             operate(stream, &[self.touch], Mark::Each, |driver, native| {
                 // SAFETY: the token owns the source, which is as long, until the copy is done; the target lies in an allocation that is reused only
                 // behind this use, and is borrowed exclusively.
                 noted(unsafe { driver.copy_h2d(to, from, len as u64, native) }, stream, from)
             })
-        })
+        })?;
+        Ok(sent)
     }
 
     /// Queues the copy of the bytes from `at` on into a slot's first bytes.
@@ -145,9 +143,6 @@ impl<D: Driver> Remote<'_, D> {
         })
     }
 }
-
-/// A copy to the device that owns its slot.
-type Sent<D> = Upload<Part<Slot<D>>, D>;
 
 /// Fills slots, ahead of the copies that `queue` makes of them in the pieces' order. Returns when everything is queued; what was filled is no
 /// longer read then, whatever failed.

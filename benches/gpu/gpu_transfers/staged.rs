@@ -50,7 +50,9 @@ impl Ours {
         Ok(Ours { on: gpu.stream()?, gpu })
     }
     fn copy(&self, up: bool, array: &mut DeviceArray<u8, Cuda>, host: &mut [u8]) -> Fallible<()> {
-        Ok(if up { array.copy_from_slice(host, &self.on)? } else { array.copy_to_slice(host, &self.on)? })
+        let copied =
+            if up { array.copy_from_slice(host, &self.on) } else { array.copy_to_slice(host, &self.on) };
+        Ok(copied?)
     }
 }
 
@@ -84,9 +86,9 @@ fn pinned(
         let piece = host.bytes.min(bytes - done);
         let at = device + done as u64;
         if up {
-            plain_h2d(at, host.at, piece, on)?
+            plain_h2d(at, host.at, piece, on)?;
         } else {
-            plain_d2h(host.at, at, piece, on)?
+            plain_d2h(host.at, at, piece, on)?;
         }
         done += piece;
     }
@@ -156,8 +158,12 @@ pub(crate) fn all_sizes(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
             let (slower, call_slower) = (ratio(there[4], there[1]), ratio(called[4], called[1]));
             let way = if up { "to the device" } else { "to the host" };
             print!("staged\t{way}\t{}", bytes_text(bytes));
-            there.iter().for_each(|of| print!("\t{:.2}", median(of)));
-            [0, 1, 4].iter().for_each(|&of| print!("\t{:.2}", rate(there[of])));
+            for of in there {
+                print!("\t{:.2}", median(of));
+            }
+            for of in [0, 1, 4] {
+                print!("\t{:.2}", rate(there[of]));
+            }
             print!("\t{of_four:.3}\t{of_eight:.3}\t{slower:.3}");
             println!("\t{:.2}\t{:.2}\t{call_slower:.3}", median(called[1]), median(called[4]));
             let text = bytes_text(bytes);
@@ -229,7 +235,9 @@ pub(crate) fn many_small(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
         "many small\tcopies\tplain, pageable us\tplain, pinned us\tours, one by one us\tours, packed us\tpacked by the calling thread us"
     );
     print!("many small\t{count} of 4 KiB");
-    found.iter().for_each(|of| print!("\t{:.0}", median(of)));
+    for of in found {
+        print!("\t{:.0}", median(of));
+    }
     println!();
     aims.at_most(&format!("{count} copies of 4 KiB, packed, us"), median(found[3]), 400.0);
     Ok(())

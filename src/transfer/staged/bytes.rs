@@ -55,12 +55,20 @@ pub(super) fn move_out(from: &[u8], to: &mut [MaybeUninit<u8>], past_caches: boo
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 mod streaming {
+    #![allow(
+        clippy::cast_ptr_alignment,
+        reason = "loads need no alignment, and the stores are made where a line begins"
+    )]
+
     use core::arch::x86_64::{
         __m256i, __m512i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256, _mm512_loadu_si512,
         _mm512_stream_si512,
     };
     use core::mem::MaybeUninit;
     use std::is_x86_feature_detected;
+
+    /// Copies so many lines, the target's from a line's beginning on.
+    type Lines = unsafe fn(*const u8, *mut u8, usize);
 
     /// Fewer bytes are not worth it.
     pub(super) const LEAST: usize = 4096;
@@ -69,7 +77,7 @@ mod streaming {
 
     /// Copies past the caches, if the processor can. Both are of one length.
     pub(super) fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> bool {
-        let lines: unsafe fn(*const u8, *mut u8, usize) = if is_x86_feature_detected!("avx512f") {
+        let lines: Lines = if is_x86_feature_detected!("avx512f") {
             by_512
         } else if is_x86_feature_detected!("avx") {
             by_256
@@ -128,7 +136,7 @@ mod streaming {
         #[test]
         fn every_byte_is_written_and_none_beside() {
             let from: Vec<u8> = (0..6000_u32).map(|i| (i * 7 % 251) as u8).collect();
-            let kinds: [(bool, unsafe fn(*const u8, *mut u8, usize)); 2] =
+            let kinds: [(bool, Lines); 2] =
                 [(is_x86_feature_detected!("avx512f"), by_512), (is_x86_feature_detected!("avx"), by_256)];
             for (_, lines) in kinds.into_iter().filter(|(there, _)| *there) {
                 let mut to = vec![0xEE_u8; 1024];

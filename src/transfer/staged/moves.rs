@@ -31,7 +31,8 @@ struct Crew<'a, 'scope, M: Move> {
     threads: &'a Scope<'scope>,
     waiting: Waiting<M>,
     /// What the threads have moved.
-    answers: (Sender<Moved<M::Slot>>, Receiver<Moved<M::Slot>>),
+    answer: Sender<Moved<M::Slot>>,
+    answers: Receiver<Moved<M::Slot>>,
     /// Moves that wait, or whose answer was not received.
     out: usize,
 }
@@ -50,8 +51,10 @@ where
 {
     /// On these threads; without any, each move is made when it is started.
     pub(super) fn new(threads: Option<&'a Scope<'scope>>) -> Moves<'a, 'scope, M> {
-        let crew =
-            threads.map(|threads| Crew { threads, waiting: Waiting::default(), answers: channel(), out: 0 });
+        let crew = threads.map(|threads| {
+            let (answer, answers) = channel();
+            Crew { threads, waiting: Waiting::default(), answer, answers, out: 0 }
+        });
         Moves { crew, moved: BTreeMap::new(), started: 0 }
     }
 
@@ -91,7 +94,7 @@ where
     fn start(&mut self, piece: usize, of: M) {
         self.waiting.lock().push_back((piece, of));
         self.out += 1;
-        let (waiting, answer) = (Arc::clone(&self.waiting), self.answers.0.clone());
+        let (waiting, answer) = (Arc::clone(&self.waiting), self.answer.clone());
         self.threads.spawn(move |_| {
             let next = waiting.lock().pop_front();
             if let Some((piece, of)) = next {
@@ -111,7 +114,7 @@ where
 
     fn receive(&mut self) -> (usize, M::Slot) {
         self.out -= 1;
-        let (piece, slot) = self.answers.1.recv().expect("its own sender is here");
+        let (piece, slot) = self.answers.recv().expect("its own sender is here");
         (piece, slot.expect("moving bytes does not panic"))
     }
 }
@@ -121,7 +124,7 @@ impl<M: Move> Drop for Crew<'_, '_, M> {
         let given_up = core::mem::take(&mut *self.waiting.lock());
         self.out -= given_up.len();
         for _ in 0..self.out {
-            drop(self.answers.1.recv());
+            drop(self.answers.recv());
         }
     }
 }
@@ -229,7 +232,7 @@ mod tests {
             while long.moved.len() + short.moved.len() < 41 {
                 for moves in [&mut long, &mut short] {
                     let crew = moves.crew.as_mut().expect("threads");
-                    let answers: Vec<_> = crew.answers.1.try_iter().collect();
+                    let answers: Vec<_> = crew.answers.try_iter().collect();
                     crew.out -= answers.len();
                     moves
                         .moved
