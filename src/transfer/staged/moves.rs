@@ -7,11 +7,11 @@
 //! It makes no driver call, and does not know what a slot is.
 
 use crate::allocator::staging::Scope;
-use crate::driver::sync::Mutex;
+use crate::driver::sync::{Condvar, Mutex};
+use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// A piece whose bytes are to be moved.
 pub(super) trait Move: Send {
@@ -21,27 +21,36 @@ pub(super) trait Move: Send {
     fn run(self) -> Self::Slot;
 }
 
-/// Moves that no thread has begun yet, with their pieces' numbers.
-type Waiting<M> = Arc<Mutex<VecDeque<(usize, M)>>>;
-/// A piece's number and its slot; none if the move panicked.
-type Moved<S> = (usize, Option<S>);
+/// How long a wait for a thread that moves bytes is at a time.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a copy and the staging threads share.
+struct Shared<M: Move> {
+    state: Mutex<State<M>>,
+    /// A thread has moved something.
+    answered: Condvar,
+}
+
+struct State<M: Move> {
+    /// Moves that no thread has begun, with their pieces' numbers.
+    waiting: VecDeque<(usize, M)>,
+    /// How many moves threads have begun and not ended.
+    running: usize,
+    /// What threads have moved; none for a move that panicked.
+    moved: BTreeMap<usize, Option<M::Slot>>,
+}
 
 /// The staging threads' side of a copy.
 struct Crew<'a, 'scope, M: Move> {
     threads: &'a Scope<'scope>,
-    waiting: Waiting<M>,
-    /// What the threads have moved.
-    answer: Sender<Moved<M::Slot>>,
-    answers: Receiver<Moved<M::Slot>>,
-    /// Moves that wait, or whose answer was not received.
-    out: usize,
+    shared: Arc<Shared<M>>,
 }
 
 /// One copy's moves.
 pub(super) struct Moves<'a, 'scope, M: Move> {
     crew: Option<Crew<'a, 'scope, M>>,
-    /// What is moved and was not taken back yet.
-    moved: BTreeMap<usize, M::Slot>,
+    /// Without threads: what was moved when it was started.
+    moved: VecDeque<M::Slot>,
     started: usize,
 }
 
@@ -52,10 +61,11 @@ where
     /// On these threads; without any, each move is made when it is started.
     pub(super) fn new(threads: Option<&'a Scope<'scope>>) -> Moves<'a, 'scope, M> {
         let crew = threads.map(|threads| {
-            let (answer, answers) = channel();
-            Crew { threads, waiting: Waiting::default(), answer, answers, out: 0 }
+            let state = State { waiting: VecDeque::new(), running: 0, moved: BTreeMap::new() };
+            let shared = Arc::new(Shared { state: Mutex::new(state), answered: Condvar::new() });
+            Crew { threads, shared }
         });
-        Moves { crew, moved: BTreeMap::new(), started: 0 }
+        Moves { crew, moved: VecDeque::new(), started: 0 }
     }
 
     /// Starts the next piece's move.
@@ -64,25 +74,18 @@ where
         self.started += 1;
         match &mut self.crew {
             Some(crew) => crew.start(piece, of),
-            None => drop(self.moved.insert(piece, of.run())),
+            None => self.moved.push_back(of.run()),
         }
     }
 
-    /// The slot of a piece whose move was started, when it is over.
+    /// The slot of a piece whose move was started, when it is over. Called for the pieces in their order.
     ///
     /// # Panics
     /// If a move has panicked: a broken invariant, since it copies between slices of one length.
     pub(super) fn finish(&mut self, piece: usize) -> M::Slot {
-        loop {
-            if let Some(slot) = self.moved.remove(&piece) {
-                return slot;
-            }
-            let crew = self.crew.as_mut().expect("without threads a move is over when it was started");
-            if let Some(own) = crew.take_back(piece) {
-                return own.run();
-            }
-            let (piece, slot) = crew.receive();
-            self.moved.insert(piece, slot);
+        match &self.crew {
+            Some(crew) => crew.finish(piece),
+            None => self.moved.pop_front().expect("without threads a move is over when it was started"),
         }
     }
 }
@@ -91,41 +94,57 @@ impl<'scope, M: Move + 'scope> Crew<'_, 'scope, M>
 where
     M::Slot: 'scope,
 {
-    fn start(&mut self, piece: usize, of: M) {
-        self.waiting.lock().push_back((piece, of));
-        self.out += 1;
-        let (waiting, answer) = (Arc::clone(&self.waiting), self.answer.clone());
-        self.threads.spawn(move |_| {
-            let next = waiting.lock().pop_front();
-            if let Some((piece, of)) = next {
-                let slot = catch_unwind(AssertUnwindSafe(|| of.run())).ok();
-                // The caller waits for each answer, so it is there.
-                let _ = answer.send((piece, slot));
+    fn start(&self, piece: usize, of: M) {
+        self.shared.state.lock().waiting.push_back((piece, of));
+        let shared = Arc::clone(&self.shared);
+        self.threads.spawn(move |_| shared.run_next());
+    }
+
+    fn finish(&self, piece: usize) -> M::Slot {
+        let mut state = self.shared.state.lock();
+        loop {
+            if let Some(slot) = state.moved.remove(&piece) {
+                return slot.expect("moving bytes does not panic");
             }
-        });
+            if let Some((_, own)) = state.waiting.pop_front_if(|(first, _)| *first == piece) {
+                drop(state);
+                return own.run();
+            }
+            self.shared.answered.wait_for(&mut state, LONG);
+        }
     }
+}
 
-    /// A move that no thread has begun, nor any before it.
-    fn take_back(&mut self, piece: usize) -> Option<M> {
-        let (_, own) = self.waiting.lock().pop_front_if(|(first, _)| *first == piece)?;
-        self.out -= 1;
-        Some(own)
-    }
-
-    fn receive(&mut self) -> (usize, M::Slot) {
-        self.out -= 1;
-        let (piece, slot) = self.answers.recv().expect("its own sender is here");
-        (piece, slot.expect("moving bytes does not panic"))
+impl<M: Move> Shared<M> {
+    /// On a staging thread: the next move, unless the caller has made it.
+    fn run_next(&self) {
+        let next = {
+            let mut state = self.state.lock();
+            let next = state.waiting.pop_front();
+            state.running += usize::from(next.is_some());
+            next
+        };
+        let Some((piece, of)) = next else { return };
+        let slot = catch_unwind(AssertUnwindSafe(|| of.run())).ok();
+        let mut state = self.state.lock();
+        state.running -= 1;
+        state.moved.insert(piece, slot);
+        drop(state);
+        self.answered.notify_all();
     }
 }
 
 impl<M: Move> Drop for Crew<'_, '_, M> {
     fn drop(&mut self) {
-        let given_up = core::mem::take(&mut *self.waiting.lock());
-        self.out -= given_up.len();
-        for _ in 0..self.out {
-            drop(self.answers.recv());
+        let mut state = self.shared.state.lock();
+        let given_up = core::mem::take(&mut state.waiting);
+        while state.running > 0 {
+            self.shared.answered.wait_for(&mut state, LONG);
         }
+        // A thread that comes too late finds nothing, and frees nothing.
+        let moved = core::mem::take(&mut state.moved);
+        drop(state);
+        drop((given_up, moved));
     }
 }
 
@@ -135,6 +154,7 @@ mod tests {
     use crate::Config;
     use crate::allocator::staging::StagingThreads;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Receiver, channel};
 
     /// Counts itself when it runs, after it was let go.
     struct Counted<'a>(&'a AtomicUsize, Option<Receiver<()>>);
@@ -151,8 +171,11 @@ mod tests {
         StagingThreads::new(&Config::default().staging_threads(count))
     }
 
-    fn waiting<M: Move>(moves: &Moves<'_, '_, M>) -> Vec<()> {
-        moves.crew.as_ref().expect("threads").waiting.lock().iter().map(|_| ()).collect()
+    /// Waits until threads have begun all moves.
+    fn begun<M: Move>(moves: &Moves<'_, '_, M>) {
+        while !moves.crew.as_ref().expect("threads").shared.state.lock().waiting.is_empty() {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
@@ -178,9 +201,7 @@ mod tests {
             // Another copy's, which keeps the only thread busy.
             let mut others = Moves::new(scope);
             others.start(Counted(&ran, Some(gate)));
-            while !waiting(&others).is_empty() {
-                std::thread::yield_now();
-            }
+            begun(&others);
             let mut moves = Moves::new(scope);
             (0..10).for_each(|_| moves.start(Counted(&ran, None)));
             (0..10).for_each(|piece| assert_eq!(moves.finish(piece), piece));
@@ -196,9 +217,7 @@ mod tests {
         threads.scope(true, |scope| {
             let mut moves = Moves::new(scope);
             moves.start(Counted(&ran, Some(gate)));
-            while !waiting(&moves).is_empty() {
-                std::thread::yield_now();
-            }
+            begun(&moves);
             open.send(()).expect("the thread waits");
             drop(moves);
             assert_eq!(ran.load(Ordering::Relaxed), 1, "it was waited for");
@@ -221,25 +240,14 @@ mod tests {
         threads.scope(true, |scope| {
             let (mut long, mut short) = (Moves::new(scope), Moves::new(scope));
             long.start(Noted(&order, '-', Some(gate)));
-            while !waiting(&long).is_empty() {
-                std::thread::yield_now();
-            }
+            begun(&long);
             for _ in 0..20 {
                 long.start(Noted(&order, 'l', None));
                 short.start(Noted(&order, 's', None));
             }
             open.send(()).expect("the thread waits");
-            while long.moved.len() + short.moved.len() < 41 {
-                for moves in [&mut long, &mut short] {
-                    let crew = moves.crew.as_mut().expect("threads");
-                    let answers: Vec<_> = crew.answers.try_iter().collect();
-                    crew.out -= answers.len();
-                    moves
-                        .moved
-                        .extend(answers.into_iter().map(|(piece, slot)| (piece, slot.expect("moved"))));
-                }
-                std::thread::yield_now();
-            }
+            begun(&long);
+            begun(&short);
         });
         let shares: Vec<String> = order.lock()[1..].chunks(2).map(|pair| pair.iter().collect()).collect();
         assert!(shares.iter().all(|pair| pair == "ls"), "{shares:?}");
