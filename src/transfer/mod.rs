@@ -10,7 +10,8 @@
 //! Memory that is not pinned goes through pinned slots, by functions whose other side is a slice (`copy_from_slice`, `copy_to_slice`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
-//! itself: later operations wait for the copy and for nothing that came after it. Shapes of both sides are compared.
+//! itself: later operations wait for the copy and for nothing that came after it (but a copy of a short slice to the device, which is marked as kernels are,
+//! when another stream has to wait for it). Shapes of both sides are compared.
 //!
 //! It does not know markers, uses or chunks: arrays do the waiting. It does not know what the data mean.
 

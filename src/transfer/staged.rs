@@ -176,6 +176,32 @@ fn send<'s, D: Driver, M: Move<Slot = Slot<D>> + 's>(
     })
 }
 
+/// Copies to the device what one slot holds. No event is made behind it, which would cost a tenth of a short copy: that the stream uses the slot is declared
+/// instead, and its pool finds out when it has none.
+#[allow(unsafe_code, reason = "copies work on raw addresses")]
+fn upload_short<D: Driver>(
+    to: &Remote<'_, D>,
+    source: &[u8],
+    stream: &Stream<D>,
+    queued: &mut usize,
+) -> Result<(), Error> {
+    if source.is_empty() {
+        return Ok(());
+    }
+    let mut slot: Slot<D> = stream.allocator().pinned_uninit(source.len())?;
+    slot.elements_mut().copy_from_slice(source);
+    // Before the copy: whatever happens from here on, the slot is not reused before the stream is done with it.
+    slot.memory().record_use(stream)?;
+    let (from, bytes) = (slot.elements_mut().as_ptr(), source.len() as u64);
+    operate(stream, &[to.touch], Mark::Shared, |driver, native| {
+        // SAFETY: the use of the slot, which is as long, is declared; the target lies in an allocation that is reused only behind this use, and is borrowed
+        // exclusively.
+        noted(unsafe { driver.copy_h2d(to.addr, from, bytes, native) }, stream, from)
+    })?;
+    *queued = source.len();
+    Ok(())
+}
+
 /// Copies to the device. `queued` counts the bytes, from the first on, whose copies are queued.
 fn upload<D: Driver>(
     to: &Remote<'_, D>,
@@ -184,6 +210,9 @@ fn upload<D: Driver>(
     queued: &mut usize,
 ) -> Result<(), Error> {
     let (threads, sizes) = stream.staging();
+    if source.len() <= sizes.single {
+        return upload_short(to, source, stream, queued);
+    }
     let plan = Plan::new(source.len(), threads.count(), sizes);
     let pieces: SmallVec<[(usize, usize); 4]> = plan.pieces().collect();
     let fill = |piece: usize, slot| {

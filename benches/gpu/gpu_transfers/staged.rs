@@ -195,8 +195,10 @@ pub(crate) fn many_small(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
         (Ours::new(bench, Config::default())?, Ours::new(bench, Config::default().staging_threads(0))?);
     let on = bench.gpu.stream()?;
     let mut arrays = Vec::new();
+    let mut of_alone = Vec::new();
     for _ in 0..count {
         arrays.push(ours.gpu.zeros::<u8>(EACH, &ours.on)?);
+        of_alone.push(alone.gpu.zeros::<u8>(EACH, &alone.on)?);
     }
     millpond::kernel::load_builtins(&bench.cuda)?;
     let mut found: [Vec<f64>; 5] = Default::default();
@@ -219,7 +221,7 @@ pub(crate) fn many_small(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
         }
         ours.on.synchronize()?;
         found[2].push(micros(begun.elapsed()));
-        for (which, ours) in [(3, &ours), (4, &alone)] {
+        for (which, ours, arrays) in [(3, &ours, &mut arrays), (4, &alone, &mut of_alone)] {
             let begun = Instant::now();
             let mut uploads = Uploads::new();
             for (array, piece) in arrays.iter_mut().zip(host.chunks(EACH)) {

@@ -8,7 +8,9 @@ const THREADS: usize = 8;
 const MOST_THREADS: usize = 64;
 pub(super) const THREADS_EXPECTED: &str = "a number from 0 (the calling thread alone) to 64";
 
-/// The sizes, in bytes, by which a staged copy is divided. Measured on one H200 with 16 cores; for tests and benchmarks to change.
+/// The sizes, in bytes, by which a staged copy is divided. Measured on one H200 with 16 cores (`gpu_transfers staged_sizes`): a piece that a sleeping thread has
+/// to be woken for costs some 30 µs, so pieces of long copies are large, and copies of less than 2 MiB are as fast without threads. For tests and benchmarks to
+/// change.
 #[doc(hidden)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -17,11 +19,11 @@ pub struct StagingPieces {
     pub single: usize,
     /// A copy of at least this is moved by the staging threads.
     pub threads_from: usize,
-    /// The first piece and the last, between which nothing overlaps.
+    /// The first piece and the last, with which nothing overlaps, of a copy with staging threads.
     pub first: usize,
     /// The largest piece in the middle, of a copy with staging threads.
     pub most: usize,
-    /// The largest piece of a copy by the calling thread alone: its slots stay in that core's cache.
+    /// The largest piece of a copy by the calling thread alone, half of it at most: its slots stay in that core's cache.
     pub most_alone: usize,
     /// A piece is at most this part of what is behind it, and of what is before it.
     pub part: usize,
@@ -33,12 +35,12 @@ impl Default for StagingPieces {
     fn default() -> StagingPieces {
         StagingPieces {
             single: 64 << 10,
-            threads_from: 1 << 20,
-            first: 256 << 10,
+            threads_from: 2 << 20,
+            first: 1 << 20,
             most: 4 << 20,
-            most_alone: 512 << 10,
-            part: 6,
-            stream_from: 1 << 20,
+            most_alone: 256 << 10,
+            part: 3,
+            stream_from: 4 << 20,
         }
     }
 }

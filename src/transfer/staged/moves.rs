@@ -21,6 +21,9 @@ pub(super) trait Move: Send {
     fn run(self) -> Self::Slot;
 }
 
+/// How often the caller looks for a piece, before it sleeps: to be woken takes longer than to move a piece.
+const LOOKS: u32 = 2000;
+
 /// How long a wait for a thread that moves bytes is at a time.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -102,6 +105,7 @@ where
 
     fn finish(&self, piece: usize) -> M::Slot {
         let mut state = self.shared.state.lock();
+        let mut looks = 0;
         loop {
             if let Some(slot) = state.moved.remove(&piece) {
                 return slot.expect("moving bytes does not panic");
@@ -109,6 +113,13 @@ where
             if let Some((_, own)) = state.waiting.pop_front_if(|(first, _)| *first == piece) {
                 drop(state);
                 return own.run();
+            }
+            if looks < LOOKS {
+                looks += 1;
+                drop(state);
+                (0..32).for_each(|_| core::hint::spin_loop());
+                state = self.shared.state.lock();
+                continue;
             }
             self.shared.answered.wait_for(&mut state, LONG);
         }

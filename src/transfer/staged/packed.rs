@@ -117,7 +117,7 @@ impl<'a, D: Driver> Uploads<'a, D> {
     {
         let _called = Called::<D>::here();
         let (threads, sizes) = stream.staging();
-        let groups = groups(&self.copies, sizes.most_alone);
+        let groups = groups(&self.copies, sizes.first);
         let bytes = self.copies.iter().map(|copy| copy.source.len()).sum();
         let plan = Plan::new(bytes, threads.count(), sizes);
         let slot = groups.iter().map(Group::bytes).max().unwrap_or(0);

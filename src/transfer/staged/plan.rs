@@ -34,7 +34,12 @@ impl Plan {
         let copies = (threads / 2).max(COPIES);
         let slots = if threads == 0 { SLOTS_ALONE } else { (2 * threads).max(2 * copies) };
         let most = if threads == 0 { most_alone } else { most };
-        let first = if bytes <= single { bytes } else { first }.max(1);
+        let first = match threads {
+            _ if bytes <= single => bytes,
+            0 => (bytes / 2).clamp(single.min(most), most),
+            _ => first,
+        };
+        let first = first.max(1);
         let streams = bytes >= stream_from;
         Plan {
             bytes,
@@ -122,8 +127,8 @@ mod tests {
         assert_eq!(plan(64 << 10).pieces().collect::<Vec<_>>(), [(0, 64 << 10)]);
         assert_eq!((plan(4).slot(), plan(4).threads), (4, false));
         let long: Vec<usize> = plan(1 << 30).pieces().map(|(_, len)| len).collect();
-        assert_eq!(long[0], 256 << 10);
-        assert!(long[long.len() - 1] <= 256 << 10);
+        assert_eq!(long[0], 1 << 20);
+        assert!(long[long.len() - 1] <= 1 << 20);
         assert_eq!(long.iter().max(), Some(&(4 << 20)));
         assert_eq!((plan(1 << 30).slots, plan(1 << 30).copies), (16, 4));
     }
