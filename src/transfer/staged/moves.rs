@@ -25,7 +25,7 @@ pub(super) trait Move: Send {
 const LOOKS: u32 = 2000;
 
 /// How long a wait for a thread that moves bytes is at a time.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// What a copy and the staging threads share.
 struct Shared<M: Move> {
