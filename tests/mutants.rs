@@ -236,7 +236,7 @@ const NOT_EXHAUSTIVE: &[(&[Bug], &str)] = &[
     (&[Bug::Z21], "the programs record each use right before its kernel"),
     (&[Bug::UnknownPlain], "the programs record every use"),
     (&[Bug::OpenForgotten], "what it keeps is released with the allocator, at the end of each program"),
-    (&[Bug::WaitProvesNewest], "the host waits for no token before a program's end"),
+    (&[Bug::WaitProvesNewest, Bug::ArrayTokenUnwaited], "the host waits for no token before a program's end"),
     (
         &[Bug::Z13, Bug::TimelineRetiredEarly, Bug::ClosedAdmits, Bug::ClosedDrainsOrdered],
         "all programs of four operations on blocks pass with it, and there are 2,893,900 of five",

@@ -172,6 +172,7 @@ mutants! {
     DeferredAtOnce "deferred-at-once" "what a dropped token owned is dropped with it (O4)"
     DeferredErrorDone "deferred-error-done" "the deferred drops treat a failed query as completion (O4)"
     DeferredFirstDone "deferred-first-done" "the deferred drops release a value when the first of its uses is over (O4)"
+    ArrayTokenUnwaited "array-token-unwaited" "a token gives the host's memory back before its copy is complete, to a staged copy too, which fills or empties the slot again (O4)"
     LargeSourceUnseen "large-source-unseen" "the pinned pool is not notified of the copy whose token was dropped, if the source is large (O4)"
     SimPinnedUnrefused "sim-pinned-unrefused" "a safe call of the simulated device is not refused for pinned memory"
     SimPinnedReached "sim-pinned-reached" "what a safe call of the simulated device queued reaches memory that was pinned since"

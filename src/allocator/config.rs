@@ -6,10 +6,13 @@ mod footprint;
 mod handles;
 mod limits;
 mod pinned;
+mod staging;
 
 pub use footprint::Footprint;
 pub use handles::Handles;
 pub(super) use pinned::PinnedLimit;
+#[doc(hidden)]
+pub use staging::StagingPieces;
 
 use super::group::Group;
 use crate::error::{Error, OutOfMemory};
@@ -219,6 +222,9 @@ pub struct Config {
     pub(crate) wait: Option<Duration>,
     #[cfg_attr(feature = "serde", serde(rename = "look_at_each_of"))]
     pub(crate) few: Option<usize>,
+    pub(crate) staging_threads: Option<usize>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(crate) staging_pieces: StagingPieces,
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) sinks: Vec<Arc<dyn Sink>>,
     #[cfg_attr(feature = "serde", serde(skip))]
@@ -247,7 +253,8 @@ crate::report::read::read_fields!(Config {
     handles,
     wait as "bounded_wait",
     few as "look_at_each_of",
-} but sinks, hook, clock, group);
+    staging_threads,
+} but staging_pieces, sinks, hook, clock, group);
 
 impl Config {
     /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
@@ -401,6 +408,7 @@ impl Config {
     /// | `MILLPOND_EXPORT` | none, fd or fabric | how other processes can open handles of physical memory |
     /// | `MILLPOND_RDMA` | 0 or 1 | whether network cards can read and write them |
     /// | `MILLPOND_ONE_HANDLE` | a size such as 8MiB, a number of bytes, or none | above which size a block lies on one handle |
+    /// | `MILLPOND_STAGING_THREADS` | a number from 0 (the calling thread alone) to 64 | how many threads move the bytes of copies of pageable memory |
     /// | `MILLPOND_WAIT_MS` | a number of milliseconds | how long a request may block the host before it is out of memory |
     ///
     /// [`Config::VARIABLES`] is this table.
@@ -549,6 +557,7 @@ variables! {
     "MILLPOND_RDMA": "0 or 1", "whether network cards can read and write them",
         |c, v| one_of(&mut c.handles.rdma, v, SWITCH);
     "MILLPOND_ONE_HANDLE": "a size such as 8MiB, a number of bytes, or none", "above which size a block lies on one handle", handles::one_above;
+    "MILLPOND_STAGING_THREADS": staging::THREADS_EXPECTED, "how many threads move the bytes of copies of pageable memory", staging::threads;
     "MILLPOND_WAIT_MS": "a number of milliseconds", "how long a request may block the host before it is out of memory",
         |c, v| put(&mut c.wait, v.parse().ok().map(Duration::from_millis).map(Some));
 }
@@ -604,6 +613,8 @@ impl fmt::Debug for Config {
             .field("handles", &self.handles)
             .field("wait", &self.wait)
             .field("few", &self.few)
+            .field("staging_threads", &self.staging_threads)
+            .field("staging_pieces", &self.staging_pieces)
             .field("sinks", &self.sinks.len())
             .field("hook", &self.hook.is_some())
             .field("clock", &self.clock.is_some())

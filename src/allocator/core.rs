@@ -19,6 +19,7 @@ use super::price::Price;
 use super::recorder::Recorder;
 use super::registry::Registry;
 use super::sources::MigrationSources;
+use super::staging::StagingThreads;
 use super::undo::resume;
 use crate::driver::{Driver, DriverResult, OwnedRange};
 use crate::error::{DriverError, DriverErrorKind, Error};
@@ -61,6 +62,8 @@ pub(crate) struct Core<D: Driver> {
     /// Above what idle memory goes back.
     pub(super) marks: Marks,
     pub(crate) host: HostPool<D>,
+    /// What moves the bytes of staged copies.
+    pub(crate) staging: StagingThreads,
     /// What dropped tokens of copies owned.
     pub(crate) deferred_drops: Arc<DeferredDrops<D>>,
     recorder: Recorder<Event>,
@@ -113,6 +116,7 @@ impl<D: Driver> Core<D> {
         }
         let PinnedLimit { bytes, share } = config.pinned_on(driver.host_memory())?;
         let host = HostPool::new(bytes, share);
+        let staging = StagingThreads::new(&config);
         let deferred_drops = DeferredDrops::new(driver.clone(), Arc::clone(&registry), !config.deterministic);
         let seat = config.group.as_ref().map(super::group::Group::seat);
         backing.seat.clone_from(&seat);
@@ -129,6 +133,7 @@ impl<D: Driver> Core<D> {
             price,
             marks,
             host,
+            staging,
             deferred_drops: Arc::new(deferred_drops),
             recorder: Recorder::new(),
             ladder: Mutex::new(Ladder::default()),

@@ -117,8 +117,15 @@ impl<D: Driver> Rungs for Miss<'_, D> {
         rung!(self: Grow, self.grow(saves));
         // Not before: a stream that takes what another one's next request would hit makes two misses of two hits.
         if migrates && self.has_sources() && self.finds_idle(self.kinds(), self.want.len)? {
-            rung!(self: Poll, Step::Ok(self.again()));
-            rung!(self: Migrate, Step::Ok(self.migrate()));
+            // Counted where they serve: both were tried in this round.
+            if let Some(taken) = self.again() {
+                self.count(Rung::Poll, true);
+                return Ok(Some(taken));
+            }
+            if let Some(taken) = self.migrate() {
+                self.count(Rung::Migrate, true);
+                return Ok(Some(taken));
+            }
         }
         // Growth was refused: now the other kind's space serves small requests too.
         rung!(self: Poll, Step::Ok(self.search(true)));

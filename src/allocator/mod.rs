@@ -60,6 +60,7 @@ mod relief;
 mod scrub;
 mod segment;
 mod sources;
+pub(crate) mod staging;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -73,6 +74,8 @@ pub(crate) mod watch;
 
 pub use allocation::Allocation;
 pub use bookkeeping::Bookkeeping;
+#[doc(hidden)]
+pub use config::StagingPieces;
 pub use config::{
     Config, Footprint, Growth, Handles, Limit, Policy, Reuse, SMALL_BYTES, Variable, VirtualMemory,
 };

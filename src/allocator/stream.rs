@@ -6,12 +6,14 @@
 
 use super::Allocator;
 use super::bounded::Place;
+use super::config::StagingPieces;
 use super::core::{Core, Owner, lost};
 use super::deferred_drops::{DeferredDrops, Until};
 use super::event::Event;
 use super::events::SharedEvent;
 use super::pool::{Pool, Watch};
 use super::registry::{Named, Registry, StreamTimeline};
+use super::staging::StagingThreads;
 use crate::driver::{Driver, StreamInfo, StreamKind};
 use crate::error::Error;
 use crate::laws::{self, steps};
@@ -103,6 +105,10 @@ impl<D: Driver> Stream<D> {
         let timeline = self.timeline();
         let all = Pending { on: timeline.id, epoch: timeline.stamp() };
         self.deferred_drops().keep(Until::Uses(smallvec![all]), 0, value);
+    }
+    /// The threads that move the bytes of its allocator's staged copies, and in which pieces.
+    pub(crate) fn staging(&self) -> (&StagingThreads, StagingPieces) {
+        (&self.core().staging, self.core().config.staging_pieces)
     }
     pub(super) fn core(&self) -> &Core<D> {
         self.0.owner.core()

@@ -21,6 +21,7 @@ text!(SAXPY_TEXT, "saxpy.ptx");
 text!(REDUCE_TEXT, "reduce.ptx");
 text!(GATHER_TEXT, "gather.ptx");
 text!(SCATTER_TEXT, "scatter.ptx");
+text!(UNPACK_TEXT, "unpack.ptx");
 
 const fn kernel(name: &'static CStr, text: &'static CStr, reference: Reference) -> Kernel {
     Kernel::new(name, text).reference(reference)
@@ -69,10 +70,13 @@ pub(super) static SCATTER: [Kernel; 4] = [
     kernel(c"millpond_scatter_8", SCATTER_TEXT, references::scatter::<8>),
 ];
 
+/// Takes packed pieces to their places: the packed bytes, where the table of the pieces begins in them, pieces.
+pub(crate) static UNPACK: Kernel = kernel(c"millpond_unpack", UNPACK_TEXT, references::unpack);
+
 /// Every kernel behind the safe functions, for a device of your own to execute.
 pub fn builtins() -> impl Iterator<Item = &'static Kernel> {
     let tables = [&IOTA, &SAXPY, &REDUCE, &GATHER, &SCATTER];
-    core::iter::once(&FILL).chain(tables.into_iter().flatten())
+    [&FILL, &UNPACK].into_iter().chain(tables.into_iter().flatten())
 }
 
 /// Loads every kernel behind the safe functions now. Otherwise the first launch of each loads it, once a context, and may wait for
@@ -99,10 +103,11 @@ mod tests {
             assert!(kernel.on_cpu().is_ok(), "{name} has no reference");
             names.push(name);
         }
-        let entries: usize = [FILL_TEXT, IOTA_TEXT, SAXPY_TEXT, REDUCE_TEXT, GATHER_TEXT, SCATTER_TEXT]
-            .iter()
-            .map(|t| t.to_str().expect("plain text").matches(".entry ").count())
-            .sum();
+        let entries: usize =
+            [FILL_TEXT, IOTA_TEXT, SAXPY_TEXT, REDUCE_TEXT, GATHER_TEXT, SCATTER_TEXT, UNPACK_TEXT]
+                .iter()
+                .map(|t| t.to_str().expect("plain text").matches(".entry ").count())
+                .sum();
         assert_eq!(names.len(), entries, "an entry that no verb launches");
         names.sort_unstable();
         names.dedup();

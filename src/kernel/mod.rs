@@ -36,6 +36,7 @@ mod references;
 mod verbs;
 
 pub use crate::driver::{Argument, Grid, Kernel, Kernels, Reference, ReferenceMemory};
+pub(crate) use builtins::UNPACK;
 pub use builtins::{builtins, load_builtins};
 pub use guard::{ReadOn, WriteOn};
 pub use number::Number;

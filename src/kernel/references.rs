@@ -149,3 +149,14 @@ pub(super) fn scatter<const PIECE: u64>(memory: &mut dyn ReferenceMemory, argume
     moved(&from, &mut target, element as usize, pairs);
     memory.write(out.as_addr(), &target);
 }
+
+pub(super) fn unpack(memory: &mut dyn ReferenceMemory, arguments: &[Argument]) {
+    let [packed, table, n] = all(arguments);
+    let in_packed = |at: u64| Addr(packed.as_addr().0 + at);
+    let table = u64::load(memory, in_packed(table.bits()), 3 * n.bits());
+    let (pieces, _) = table.as_chunks();
+    for &[to, from, len] in pieces {
+        let piece = bytes(memory, in_packed(from), len);
+        memory.write(Addr(to), &piece);
+    }
+}

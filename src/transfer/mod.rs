@@ -7,10 +7,11 @@
 //! one exception, as for every handle: the last handle that outlives its allocator and all streams ends them, and that waits.)
 //! Forgetting a token costs the memory that it owns, the pinned segments that it lies in, and one event, which keeps the device's
 //! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
-//! Memory that is not pinned goes through pinned slots, by functions that say so (`copy_from_pageable`, `copy_to_pageable`).
+//! Memory that is not pinned goes through pinned slots, by functions whose other side is a slice (`copy_from_slice`, `copy_to_slice`).
 //!
 //! Every copy is queued on the stream it is given, behind what it conflicts with, and records a marker right behind
-//! itself: later operations wait for the copy and for nothing that came after it. Shapes of both sides are compared.
+//! itself: later operations wait for the copy and for nothing that came after it (but a copy of a short slice to the device, which is marked as kernels are,
+//! when another stream has to wait for it). Shapes of both sides are compared.
 //!
 //! It does not know markers, uses or chunks: arrays do the waiting. It does not know what the data mean.
 
@@ -32,6 +33,7 @@ mod token;
 pub use rows::{Plane, PlaneMut};
 pub use scope::{Scope, scope};
 pub use source::{Part, StableSource};
+pub use staged::{Incomplete, Uploads};
 pub use token::{Download, Refused, Upload};
 
 use crate::allocator::Stream;

@@ -8,6 +8,7 @@ use crate::allocator::{Event, Stream};
 use crate::array::PinnedArray;
 use crate::driver::Driver;
 use crate::error::Error;
+use crate::laws::steps;
 use bytemuck::Pod;
 use core::fmt;
 use core::time::Duration;
@@ -91,7 +92,7 @@ impl<P: StableSource, D: Driver> Flight<P, D> {
         self.host.take().expect("taken only here and in the drop, which both end it")
     }
     fn wait(self) -> Result<P, Error> {
-        self.wait_for(Duration::MAX)?;
+        steps::wait_then_take(|| self.wait_for(Duration::MAX))?;
         Ok(self.into_inner())
     }
     fn try_into_inner(self) -> Result<P, Self> {

@@ -218,7 +218,7 @@ impl<'a> Thread<'a> {
                 holds = value;
             }
             4 => {
-                x.copy_from_pageable(&[value; LEN], on).map_err(said)?;
+                x.copy_from_slice(&[value; LEN], on).map_err(said)?;
                 holds = value;
             }
             5 => all(&x.to_vec(on).map_err(said)?, holds, "an array")?,

@@ -10,6 +10,7 @@ mod scenarios;
 mod stage;
 
 use crate::rig;
+use millpond::allocator::StagingPieces;
 use millpond::units::GIB;
 use millpond::{Config, DriverErrorKind as Kind, Error, Trim};
 use millpond_sim::{Leak, Schedule, Sim};
@@ -185,7 +186,10 @@ fn an_allocator_is_not_made_on_a_failing_device() {
 fn copies_survive_every_fault() {
     let run = |k: u64, kind: Kind| {
         let sim = Sim::new(GIB).schedule(Schedule::Latest);
-        let gpu = rig::on(&sim, Config::default());
+        // Staged copies have more pieces than slots, moved by threads or, where another kind of failure is tried, by the calling thread.
+        let threads = if kind == Kind::Other { 0 } else { 2 };
+        let staged = Config::default().staging_threads(threads).staging_pieces(StagingPieces::of(700, 2500));
+        let gpu = rig::on(&sim, staged);
         sim.fail_call(k, kind);
         let result = copies::program(&gpu).map(drop);
         let late = sim.call_count() < k;

@@ -40,6 +40,7 @@ const INSIDE: &[Inside] = &[
             ("access", &["registry", "pool"]),
         ],
     ),
+    ("src/transfer", &[("staged", &[])]),
     ("core/src/order", &[("uses", &[])]),
     ("driver/src", &[("sync", &[])]),
     ("sim/src", &[("oracle", &[]), ("null", &[])]),

@@ -53,7 +53,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("array", &["allocator", "driver", "units", "error"]),
     ("kernel", &["array", "allocator", "driver", "units", "error"]),
-    ("transfer", &["array", "allocator", "driver", "units", "error", "laws"]),
+    // Of the kernels the one that takes packed copies to their places.
+    ("transfer", &["kernel", "array", "allocator", "driver", "units", "error", "laws"]),
     ("erased", &["array", "allocator", "driver", "report", "units", "error"]),
     // The allocator for its limits and its recorder of events only.
     ("wrap", &["erased", "allocator", "report", "sync", "units", "error"]),
@@ -89,7 +90,7 @@ const LONGEST: usize = 700;
 /// The most lines of code that the root package may have, by `cargo run -p xtask -- lines`. Who takes code out lowers the number when it is 200
 /// below; who needs more says why what they add is no package's of its own, as docs/decisions/core-package.md, physical-room.md, groups-ask.md,
 /// price-levels.md and neighbours.md did.
-const MOST_LINES: usize = 18_400;
+const MOST_LINES: usize = 19_300;
 
 /// How many files of a package may import each other in a circle: three, and where there are more today, no more than that. A number
 /// here may fall and not rise.

@@ -15,6 +15,7 @@ mod readme;
 mod registered;
 #[allow(dead_code, reason = "tests/mutants.rs runs its programs too")]
 mod safe_calls;
+mod staged;
 mod transfers;
 mod unwaited;
 mod verdicts;

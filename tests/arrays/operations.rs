@@ -1324,7 +1324,7 @@ impl Hall {
                     holds = value;
                 }
                 10 if dice.below(2) == 0 => {
-                    x.copy_from_pageable(&[value; LEN], on).unwrap();
+                    x.copy_from_slice(&[value; LEN], on).unwrap();
                     holds = value;
                 }
                 10 => assert!(x.to_vec(on).unwrap() == vec![holds; LEN]),
@@ -1422,8 +1422,8 @@ fn elements_may_be_longer_than_a_slot() {
         let data: &[Element] = bytemuck::cast_slice(&bytes);
         let mut x = gpu.zeros::<Element>(3, &s).unwrap();
         assert!(gpu.pinned_zeros::<Element>(2).unwrap().iter().all(|e| e.iter().all(|&v| v == 0)));
-        x.copy_from_pageable(data, &t).unwrap();
-        x.slice_mut(1..2).copy_from_pageable(&data[2..], &s).unwrap();
+        x.copy_from_slice(data, &t).unwrap();
+        x.slice_mut(1..2).copy_from_slice(&data[2..], &s).unwrap();
         let back = x.to_vec(&t).unwrap();
         let expected = [&bytes[..5 << 20], &bytes[10 << 20..], &bytes[10 << 20..]].concat();
         assert!(bytemuck::cast_slice::<Element, u8>(&back) == expected);

@@ -189,8 +189,9 @@ fn s13(n: usize) {
     let s = gpu.stream().unwrap();
     let x = gpu.zeros::<u8>(n, &s).unwrap();
     let mut there = vec![1; n];
-    x.copy_to_pageable(&mut there, &s).unwrap();
-    assert_eq!((sim.ledger().host_waits, there), (1, vec![0; n]));
+    x.copy_to_slice(&mut there, &s).unwrap();
+    assert!(sim.ledger().host_waits >= 1, "once a piece");
+    assert!(there.iter().all(|&b| b == 0), "all of it is there");
 }
 
 /// T9: copies both ways and a kernel at the same time, each on its stream.

@@ -243,7 +243,7 @@ fn s13_a_copy_to_pageable_memory_blocks(b: &Bench) -> Steady {
     let (x, mut there) = (zeros(&gpu, 1000, &s), vec![1.0; 1000]);
     steady(&s.clone(), 0, move |i| {
         if is_the_one(i) {
-            x.copy_to_pageable(&mut there, &s).expect("copied");
+            x.copy_to_slice(&mut there, &s).expect("copied");
         } else {
             drop(x.to_pinned(&s).expect("queued"));
         }

@@ -555,7 +555,7 @@ impl Machine {
                     drop(self.downloads.pop_front().expect("three").wait()?);
                 }
             }
-            Verb::Pageable => self.arrays[i].copy_from_pageable(&self.pageable, on)?,
+            Verb::Pageable => self.arrays[i].copy_from_slice(&self.pageable, on)?,
             Verb::ReadOn => {
                 let guard = self.arrays[i].read_on(on)?;
                 let at = guard.address();

@@ -16,10 +16,11 @@ use super::windows::{
     self, windows_of_streams_that_come_and_go, windows_that_are_thinned, windows_whose_handles_move,
     windows_whose_handles_move as windows_whose_handles_move_at_the_limit,
 };
+use millpond::allocator::StagingPieces;
 use millpond::array::ExternalMemory;
 use millpond::driver::{Kernel, ReferenceMemory, StreamOptions};
 use millpond::kernel::Argument;
-use millpond::transfer::Upload;
+use millpond::transfer::{Upload, Uploads};
 use millpond::units::{KIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, Event, Growth, Limit, PinnedArray, Policy, Reuse, Stream,
@@ -109,6 +110,8 @@ programs! {
     forgotten_guards: Config::default();
     pinned_blocks: Config::default();
     pageable_copies: Config::default();
+    pageable_copies_in_pieces: Config::default().staging_threads(0).staging_pieces(StagingPieces::of(400, 1500));
+    pageable_copies_in_pieces_deterministically: Config::default().staging_threads(0).staging_pieces(StagingPieces::of(400, 1500)).deterministic(true);
     names: Config::default();
     batches_of_growing_size: Config::default();
     scrubbed: Config::default().scrub(true);
@@ -680,13 +683,42 @@ fn pageable_copies(b: &Bench) -> Steady {
     let synchronise = synchronise(&s);
     let round = Box::new(move |i| {
         let on = if i % 2 == 0 { &s } else { &t };
-        x.copy_from_pageable(&host, on).expect("copied");
+        x.copy_from_slice(&host, on).expect("copied");
         drop(gpu.array_from_slice(&host[..64], &t).expect("copied"));
         if i % 4 == 0 {
             drop(x.to_vec(&t).expect("copied"));
         }
     });
     Steady { round, synchronise, asked: 1 }
+}
+
+/// The same through more pieces than slots, both ways, and many of them packed. By the calling thread alone: staging threads give their own memory back a little
+/// after the allocator's end, and `tests/arrays/staged.rs` has loops with them.
+fn pageable_copies_in_pieces(b: &Bench) -> Steady {
+    let gpu = b.gpu.clone();
+    let (s, t) = (stream(&gpu), stream(&gpu));
+    let mut x = zeros(&gpu, 1024, &s);
+    let mut some: Vec<_> = (1..10).map(|n| zeros(&gpu, 20 * n, &s)).collect();
+    let mut host = vec![1.0f32; 1024];
+    let synchronise = synchronise(&s);
+    let round = Box::new(move |i| {
+        let on = if i % 2 == 0 { &s } else { &t };
+        x.copy_from_slice(&host, on).expect("copied");
+        if i % 4 == 0 {
+            x.copy_to_slice(&mut host, &t).expect("copied");
+        }
+        let mut uploads = Uploads::new();
+        for array in &mut some {
+            let elements = array.len();
+            uploads.add(array, &host[..elements]).expect("as many");
+        }
+        uploads.queue(on).expect("queued");
+    });
+    // A record and a wait for each piece.
+    Steady { round, synchronise, asked: 40 }
+}
+fn pageable_copies_in_pieces_deterministically(b: &Bench) -> Steady {
+    pageable_copies_in_pieces(b)
 }
 
 /// Allocations with names, freed in another order.

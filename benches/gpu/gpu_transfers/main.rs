@@ -2,12 +2,13 @@
 //! (rows S2, S3, S7, S13, T9, P1 and P3 of tests/architecture/requirements.rs).
 //!
 //! `gpu_transfers [quick|tiny] [PART...]` prints tab-separated tables, a heading each, then every aim with its figure, and
-//! PASS or FAIL. Parts: `rates`, `three_ways`, `overlap`, `launches`, `waits`, `pageable`; all of them if none is named. `quick`
+//! PASS or FAIL. Parts: `rates`, `three_ways`, `overlap`, `launches`, `waits`, `pageable`, `staged`, `many_small`, `staged_sizes`; all of them if none is named. `quick`
 //! repeats less, `tiny` is for a machine whose speed means nothing: small arrays, every line run once or twice.
 //!
 //! | file | what it measures |
 //! |---|---|
 //! | `rates` | copies from and to pinned memory, back to back; pageable memory |
+//! | `staged` | copies of pageable memory of every size, both ways, by several numbers of threads, and in other pieces |
 //! | `overlap` | which programs run copies beside kernels, and how much of the shorter leg is hidden |
 //! | `three_ways` | a copy each way and kernels at once |
 //! | `launches` | what a launch costs the host |
@@ -21,6 +22,7 @@ mod bench;
 mod launches;
 mod overlap;
 mod rates;
+mod staged;
 mod three_ways;
 mod waits;
 
@@ -38,6 +40,9 @@ const PARTS: &[(&str, Part)] = &[
     ("launches", launches::cost),
     ("waits", waits::latency),
     ("pageable", rates::pageable),
+    ("staged", staged::all_sizes),
+    ("many_small", staged::many_small),
+    ("staged_sizes", staged::sizes_of_pieces),
 ];
 
 fn run(cuda: &Cuda, arguments: &[String]) -> Fallible<bool> {

@@ -339,7 +339,7 @@ fn to_pageable(bench: &Bench, aims: &mut Aims) -> Fallible<()> {
         let begun = Instant::now();
         match which {
             0 => plain_d2h(vector.as_mut_ptr().cast(), array.address().0, n, on.native())?,
-            1 => array.copy_to_pageable(&mut vector, &on)?,
+            1 => array.copy_to_slice(&mut vector, &on)?,
             _ => {
                 let back = array.copy_to(pinned.take().ok_or("a target got lost")?, &on)?;
                 calls[which] = micros(begun.elapsed());

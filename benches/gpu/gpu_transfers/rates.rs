@@ -222,7 +222,7 @@ pub(crate) fn pageable(bench: &Bench, _: &mut Aims) -> Fallible<()> {
         for _ in bench.rounds(12, 8) {
             timed(0, &mut || plain_h2d(device.0, host.at, bytes, on.native()))?;
             timed(1, &mut || plain_h2d(device.0, pageable.as_ptr().cast(), bytes, on.native()))?;
-            timed(2, &mut || Ok(array.copy_from_pageable(&pageable[..bytes], &on)?))?;
+            timed(2, &mut || Ok(array.copy_from_slice(&pageable[..bytes], &on)?))?;
         }
         let found = warm(&found);
         let rate = |of: &[f64]| (bytes * copies) as f64 / median(of) / 1e9;

@@ -89,6 +89,11 @@ pub fn reserve_then_synchronise_all<P, E>(
     Ok(if mutant!(DevicePromiseLate) { reserve_epoch() } else { reserved })
 }
 
+/// The host's memory of a copy is the host's again once the wait for the copy has returned (O4): a slot of a staged copy is filled again, or emptied, only then.
+pub fn wait_then_take<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    if mutant!(ArrayTokenUnwaited) { Ok(()) } else { wait() }
+}
+
 /// Has the source's stream wait for the uses of the target of a copy between devices.
 pub fn peer_comes_behind<E>(wait: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     if mutant!(PeerTargetEarly) { Ok(()) } else { wait() }

@@ -36,13 +36,22 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Reuse::KnownWaits),
         Just(Reuse::WithWaits)
     ];
-    let numbers = (any::<Option<u64>>(), any::<Option<usize>>(), footprints());
+    let numbers = (any::<Option<u64>>(), any::<[Option<usize>; 2]>(), footprints());
     let memory =
         prop_oneof![Just(VirtualMemory::Auto), Just(VirtualMemory::Never), Just(VirtualMemory::Always)];
     let bounds = [limits(), limits(), limits(), limits()];
     let all = (bounds, growths(), policies, reuses, waits, numbers, any::<[bool; 3]>(), memory);
     all.prop_map(
-        |(bounds, growth, policy, reuse, wait, (pinned_limit, few, footprint), flags, virtual_memory)| {
+        |(
+            bounds,
+            growth,
+            policy,
+            reuse,
+            wait,
+            (pinned_limit, [few, staging_threads], footprint),
+            flags,
+            virtual_memory,
+        )| {
             let [deterministic, exact_fit, scrub] = flags;
             let [limit, soft_limit, low_watermark, high_watermark] = bounds;
             Config {
@@ -62,6 +71,8 @@ fn configs() -> impl Strategy<Value = Config> {
                 handles: Handles { exportable: exact_fit, one_above: pinned_limit, ..Handles::default() },
                 wait,
                 few,
+                staging_threads,
+                staging_pieces: StagingPieces::default(),
                 sinks: Vec::new(),
                 hook: None,
                 clock: None,
@@ -87,7 +98,7 @@ proptest! {
         let serde_json::Value::Object(fields) = serde_json::to_value(&config).unwrap() else { panic!() };
         let names = [
             "limit", "soft_limit", "low_watermark", "high_watermark", "pinned_limit", "policy", "reuse", "growth", "deterministic", "exact_fit", "scrub",
-            "virtual_memory", "footprint", "handles", "bounded_wait", "look_at_each_of",
+            "virtual_memory", "footprint", "handles", "bounded_wait", "look_at_each_of", "staging_threads",
         ];
         prop_assert_eq!(fields.len(), names.len());
         let row: Vec<_> = names.iter().map(|name| fields[*name].clone()).collect();

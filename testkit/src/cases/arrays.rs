@@ -1,6 +1,7 @@
 //! Operations on arrays: what each comes after, what is kept of it, and what its bytes show (O6, O7).
 
 use super::{Case, Outcome, World, ensure, said};
+use millpond::allocator::StagingPieces;
 use millpond::array::ExternalMemory;
 use millpond::units::{DeviceId, MIB};
 use millpond::{
@@ -63,6 +64,7 @@ pub(super) const CASES: &[Case] = &[
         kills: &["large-source-unseen"],
         run: large_source,
     },
+    Case { name: "slots of staged copies", kills: &["array-token-unwaited"], run: staged_slots },
     Case { name: "a new tenant's bytes", kills: &["scrub-skipped", "scrub-unborn"], run: new_tenant },
     Case { name: "an owner of external memory", kills: &["external-at-once"], run: external_owner },
     Case {
@@ -252,6 +254,28 @@ fn large_source() -> Outcome {
     brings(x.slice(..LEN).to_pinned(&s).map_err(said)?, 2)?;
     drop((x, next, s));
     w.end()
+}
+
+/// Copies of a slice in many pieces, each way, by threads and by the calling thread alone: a slot is filled again, and emptied, behind its copy.
+fn staged_slots() -> Outcome {
+    for threads in [0, 2] {
+        let staged = Config::default().staging_threads(threads).staging_pieces(StagingPieces::of(500, 2000));
+        let w = World::new(staged);
+        let [s] = w.streams();
+        let source: Vec<u16> = (0..20_000).collect();
+        let x = w.gpu.array_from_slice(&source, &s).map_err(said)?;
+        s.synchronize().map_err(said)?;
+        let sent = x.to_pinned(&s).map_err(said)?;
+        s.synchronize().map_err(said)?;
+        ensure!(
+            sent.wait().map_err(said)?[..] == source[..],
+            "{threads} threads: not what was copied to the device"
+        );
+        ensure!(x.to_vec(&s).map_err(said)? == source, "{threads} threads: not what was copied to the host");
+        drop((x, s));
+        w.end()?;
+    }
+    Ok(())
 }
 
 /// A copy reads a source that several own, and whose last owner was the token.

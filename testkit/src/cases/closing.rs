@@ -109,7 +109,9 @@ fn close_while_marking() -> Outcome {
     let w = World::hasty(4);
     let [s, t] = w.streams();
     w.written_and_freed(4, &s)?;
-    at("numbered", 1, move || drop(s));
+    // The marker by which the request sees whether s is idle fails; the next one is for t to wait for.
+    w.sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
+    at("numbered", 2, move || drop(s));
     let y = w.claim(4, &t)?;
     drop((y, t));
     w.whole_limit()?;

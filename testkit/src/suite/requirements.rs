@@ -134,10 +134,10 @@ pub fn s02_pageable_sources_serialise<T: Bench>(b: &T) {
     let pageable = vec![3; n];
     let mut pinned = Some(full::<T>(&gpu, m, 5));
     // This pins the slots, which takes a while.
-    x.copy_from_pageable(&pageable, &s).expect("copied");
+    x.copy_from_slice(&pageable, &s).expect("copied");
     finish_stream(b, s.native());
     assert!(
-        b.waits(s.native(), &mut || as_driver(x.copy_from_pageable(&pageable, &s))),
+        b.waits(s.native(), &mut || as_driver(x.copy_from_slice(&pageable, &s).map_err(Error::from))),
         "pageable: the call waits"
     );
     finish_stream(b, s.native());

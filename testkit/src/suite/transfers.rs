@@ -175,9 +175,9 @@ pub fn the_shapes_of_both_sides_are_compared<T: Bench>(b: &T) {
     assert!(matches!(&refused, Error::Mismatch(m) if m.verb == "copy_from_device"), "{refused}");
     x.copy_from_device(y.view().reshape([4, 6]).expect("as many"), &s).expect("queued");
     // A slice has only a length: the error has the lengths of both sides.
-    let refused = x.copy_from_pageable(&[0.0; 25], &s).expect_err("25 are not 24").to_string();
+    let refused = x.copy_from_slice(&[0.0; 25], &s).expect_err("25 are not 24").to_string();
     assert!(refused.contains("24 elements") && refused.contains("25 elements"), "{refused}");
-    let refused = x.copy_to_pageable(&mut [0.0; 23], &s).expect_err("23 are not 24").to_string();
+    let refused = x.copy_to_slice(&mut [0.0; 23], &s).expect_err("23 are not 24").to_string();
     assert!(refused.contains("24 elements") && refused.contains("23 elements"), "{refused}");
 }
 
@@ -190,23 +190,23 @@ pub fn nothing_is_copied_too<T: Bench>(b: &T) {
     assert!(sent.is_done().expect("an answer") && sent.event().is_none());
     let host = sent.try_into_inner().expect("done");
     assert!(x.copy_to(host, &s).expect("nothing").wait().expect("done").is_empty());
-    x.copy_from_pageable(&[], &s).expect("nothing");
+    x.copy_from_slice(&[], &s).expect("nothing");
     assert!(x.to_vec(&s).expect("nothing").is_empty());
     let host = gpu.pinned_zeros::<u16>([0, 5]).expect("pinned");
     scope(&s, |copies| copies.upload(&mut x, host.view())).expect("nothing").expect("nothing");
 }
 
 pub fn pageable_memory_goes_through_slots<T: Bench>(b: &T) {
-    let gpu = allocator(b, Config::default());
+    let gpu = allocator(b, Config::default().staging_threads(1));
     let (s, t) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
     // A little more than four slots, so that slots are reused.
     let n = (4 << 20) + 333;
     let mut data: Vec<u32> = (0..n as u32).map(|i| i.wrapping_mul(40_503)).collect();
     let mut x = gpu.array_from_slice(&data, &s).expect("an array");
     data[0] = !data[0];
-    x.slice_mut(..1).copy_from_pageable(&data[..1], &s).expect("copied");
+    x.slice_mut(..1).copy_from_slice(&data[..1], &s).expect("copied");
     let mut back = vec![0; n];
-    x.copy_to_pageable(&mut back, &t).expect("read");
+    x.copy_to_slice(&mut back, &t).expect("read");
     assert!(back == data);
     assert!(x.slice(n - 10..).to_vec(&t).expect("read") == data[n - 10..]);
     let held = gpu.report().pinned.expect("slots").allocated_peak;
@@ -221,7 +221,7 @@ pub fn a_staged_source_is_free_at_return<T: Bench>(b: &T) {
     let mut host = numbers::<T>(&gpu, 1000, 9);
     let expected = host.to_vec();
     let gate = b.gate(s.native());
-    x.copy_from_pageable(&host, &s).expect("staged");
+    x.copy_from_slice(&host, &s).expect("staged");
     host.fill(0);
     b.open(gate);
     assert!(x.to_vec(&s).expect("read") == expected);

@@ -37,7 +37,7 @@ fn owned<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D>) 
 fn borrowed<D: Driver + Kernels>(gpu: &Allocator<D>, s: &Stream<D>, t: &Stream<D>) -> Result<(), Error> {
     let words: Vec<u32> = (0..LENGTH as u32).rev().collect();
     let mut x = gpu.array_from_slice(&words, s)?;
-    x.copy_from_pageable(&words, t)?;
+    x.copy_from_slice(&words, t)?;
     let from = gpu.pinned_from_slice(&words[..100])?;
     let mut to = gpu.pinned_zeros::<u32>(LENGTH)?;
     transfer::scope(t, |copies| {

@@ -86,6 +86,18 @@ impl Rungs {
             }
             let all = self.after_a_round(counts, of.small, false);
             for (mut sum, thorough) in [(counts, false), (all, true)] {
+                // Where growth was refused idle streams are looked for: what they have is migrated, or was the own pool's in flight, in place of what follows.
+                let idle = [POLL, MIGRATE].map(|rung| [POLL, MIGRATE, GROW, rung]);
+                for idle in idle {
+                    let (mut sum, mut by) = (sum, [0; 8]);
+                    idle.into_iter().for_each(|rung| sum[rung] += 1);
+                    let counted = if of.asked > 0 { CALLBACK } else { idle[3] };
+                    by[counted] = 1;
+                    let right = of.served && of.rung.is_none_or(|known| known == idle[3]);
+                    if right && served[counted] > 0 {
+                        ends.insert((sum, by));
+                    }
+                }
                 for rung in self.of_a_round(of.small, thorough) {
                     sum[rung] += 1;
                     let (counted, mut by) = (if of.asked > 0 { CALLBACK } else { rung }, [0; 8]);

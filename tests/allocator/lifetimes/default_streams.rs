@@ -5,7 +5,7 @@
 
 use crate::rig::{all_clean, late, on, write};
 use millpond::array::ExternalMemory;
-use millpond::transfer::scope;
+use millpond::transfer::{Uploads, scope};
 use millpond::units::{GIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DeviceArray, DriverErrorKind, Error, Growth, Limit, PinnedAllocation,
@@ -84,8 +84,13 @@ const VERBS: &[Verb] = &[
     ("copy_from_peer, to", |st| st.of_p.copy_from_peer(&st.of_s, &st.s, &st.p)),
     ("copy_from_peer, from", |st| st.of_s.copy_from_peer(&st.of_p, &st.p, &st.s)),
     ("to_pinned", |st| st.of_s.to_pinned(&st.p)?.wait().map(drop)),
-    ("copy_from_pageable", |st| st.of_s.copy_from_pageable(&[7; LEN], &st.p)),
-    ("copy_to_pageable", |st| st.of_s.copy_to_pageable(&mut [0; LEN], &st.p)),
+    ("copy_from_slice", |st| Ok(st.of_s.copy_from_slice(&[7; LEN], &st.p)?)),
+    ("copy_to_slice", |st| Ok(st.of_s.copy_to_slice(&mut [0; LEN], &st.p)?)),
+    ("queue", |st| {
+        let mut uploads = Uploads::new();
+        uploads.add(&mut st.of_s, &[7; LEN])?;
+        Ok(uploads.queue(&st.p)?)
+    }),
     ("array_from_slice", |st| st.gpu.array_from_slice(&[7_u32; LEN], &st.p).map(drop)),
     ("copy_to", |st| {
         st.of_s.copy_to(st.gpu.pinned_zeros(LEN)?, &st.p).map_err(|r| r.error)?.wait().map(drop)
