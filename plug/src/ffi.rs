@@ -95,7 +95,7 @@ pub(crate) fn open(device: u32, options: &str) -> Result<&'static Door, Failure>
 }
 
 /// Makes an allocator on a device. `options` is null or `NAME=VALUE,...` with the names limit, soft_limit, low_watermark, high_watermark, pinned_limit, policy, reuse,
-/// growth, deterministic, scrub, virtual, slack, handle, moves, move_time, move_credit_ms, export, rdma, one_handle, wait_ms, captures; options that are not given come from the environment (MILLPOND_LIMIT and so on).
+/// growth, deterministic, scrub, virtual, slack, handle, moves, move_time, move_credit_ms, export, rdma, one_handle, wait_ms, staging_threads (of copies of slices, which Rust programs make), captures; options that are not given come from the environment (MILLPOND_LIMIT and so on).
 /// `captures=none` promises that graphs are captured on this device only on streams that were declared permanent, and on these not while another
 /// thread calls. Then memory freed by an unknown stream, or on another thread's default stream, is marked when needed, which would end
 /// any other capture, and is not held back. It takes effect if every allocator of the device, ended or not, was made with it.

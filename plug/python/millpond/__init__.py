@@ -304,7 +304,7 @@ class Allocator:
 
     Options: limit, soft_limit, low_watermark, high_watermark and pinned_limit (bytes, "6GiB", "40%", a share as a float; of pinned memory a share of the host's, by default half), policy ("latency", "footprint"), reuse
     ("never", "ordered", "known", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), for the policy "footprint" with
-    virtual memory slack and move_time (a share), handle (bytes), moves (a number, or "none") and move_credit_ms; export ("none", "fd", "fabric"), rdma, one_handle (bytes, or "none"); wait_ms, captures
+    virtual memory slack and move_time (a share), handle (bytes), moves (a number, or "none") and move_credit_ms; export ("none", "fd", "fabric"), rdma, one_handle (bytes, or "none"); wait_ms, staging_threads (of copies of slices, which Rust programs make), captures
     ("expected", "none": graphs are captured only on streams that were declared permanent). Options that are not given come from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next
     one is a BadArgumentError: make one a device and keep it, not one a task.

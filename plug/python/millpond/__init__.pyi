@@ -75,6 +75,7 @@ class _Options(TypedDict, total=False):
     rdma: bool | None
     one_handle: SupportsIndex | str | None
     wait_ms: SupportsIndex | None
+    staging_threads: SupportsIndex | None
     captures: Literal["expected", "none"] | None
 
 def library_path() -> str: ...

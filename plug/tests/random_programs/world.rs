@@ -55,7 +55,7 @@ const OPTIONS: [&str; 2 * STEADY] = [
     "reuse=ordered,growth=exact",
     "reuse=ordered,growth=exact,limit=4MiB,wait_ms=0",
     "reuse=waits,policy=latency,growth=rounded,limit=none,deterministic=0,scrub=0,pinned_limit=none,soft_limit=none,low_watermark=none,high_watermark=none,export=none,rdma=0,one_handle=none",
-    "policy=footprint,reuse=ordered,growth=rounded,limit=25%,pinned_limit=1048576,virtual=never,slack=5%,moves=none,move_time=0%,soft_limit=90%,low_watermark=80%,high_watermark=90%",
+    "policy=footprint,reuse=ordered,growth=rounded,limit=25%,pinned_limit=1048576,staging_threads=64,virtual=never,slack=5%,moves=none,move_time=0%,soft_limit=90%,low_watermark=80%,high_watermark=90%",
     "deterministic=1,reuse=ordered,growth=exact,limit=4MiB,one_handle=8388608",
     "scrub=1,reuse=ordered,growth=exact,export=fabric,one_handle=8MiB",
     "policy=footprint,reuse=waits,growth=exact,limit=5242880,virtual=auto,handle=2MiB,moves=8,move_credit_ms=5,export=fd,rdma=1,one_handle=3MiB,soft_limit=1073741824,low_watermark=1073741824,high_watermark=2147483648,pinned_limit=40%",

@@ -1,8 +1,8 @@
 //! The kernels behind millpond's safe functions: which ranges a launch touches, by its arguments, and the reference that computes the contents.
 //!
 //! A driver gets addresses and not what lies there, so the ranges are computed here from the kernels' sources, independently of what the
-//! library declares: a function that passed a wrong length would touch memory that it does not own, and the oracle would report it. This
-//! file does not know who launches.
+//! library declares: a function that passed a wrong length would touch memory that it does not own, and the oracle would report it. What
+//! `millpond_unpack` writes says a table in the device's memory, which the copy before it brings: a launch of it is refused here. This file does not know who launches.
 
 use crate::entry::{Fail, Outcome};
 use millpond::kernel::{Argument, Kernel, builtins};
@@ -91,7 +91,8 @@ mod tests {
 
     #[test]
     fn every_kernel_with_a_reference_is_known_here() {
-        for kernel in builtins().filter(|k| k.name() != c"millpond_fill") {
+        let others = [c"millpond_fill", c"millpond_unpack"];
+        for kernel in builtins().filter(|k| !others.contains(&k.name())) {
             let name = kernel.name().to_str().expect("plain text");
             assert!(parts(name).is_some(), "{name}");
             let known = (3..=6).any(|n| touched(name, &vec![0; n], 0).is_ok());
