@@ -46,6 +46,10 @@ const EXCEPTIONS: &[(&str, May, &str)] = &[
     ("/sparse", Move, "segments came or went"),
     ("/sparse_bytes", Move, "segments came or went"),
     ("/sparse_live", Move, "segments came or went"),
+    ("/pinned_host/segments", Move, "segments came or went"),
+    ("/pinned_host/segments_created", Move, "segments came"),
+    ("/pinned_host/segments_released", Move, "segments went"),
+    ("/pinned_host/growth_time/*", Move, "the request tried to grow"),
     ("/largest_request", Rise, "what was in flight came back"),
     ("/slack", Any, "the difference of two figures of this list"),
     ("/slack_at_peak", Any, "the difference of two figures of this list"),
@@ -302,7 +306,7 @@ const HOLDING: [&str; 6] = ["_alloc", "_create", "_trim", "_limit", "_fraction",
 #[cfg(test)]
 mod tests {
     use super::{Does, EXCEPTIONS, OF_POOLS, differ, figures, is_like, may};
-    use pond::report::{PoolReport, Report};
+    use pond::report::{PinnedReport, PoolReport, Report};
     use serde_json::{Value, json};
 
     const NOTHING: Does = Does { moves: false, holds: false, allocates: false };
@@ -312,6 +316,7 @@ mod tests {
         let mut report = Report::default();
         report.pools.push(PoolReport::default());
         report.pinned = Some(PoolReport::default());
+        report.pinned_host = Some(PinnedReport::default());
         report.driver_calls.insert("some".into(), 1);
         report.to_value()
     }

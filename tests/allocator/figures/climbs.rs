@@ -90,7 +90,9 @@ impl Rungs {
                 let idle = [POLL, MIGRATE].map(|rung| [POLL, MIGRATE, GROW, rung]);
                 for idle in idle {
                     let (mut sum, mut by) = (sum, [0; 8]);
-                    idle.into_iter().for_each(|rung| sum[rung] += 1);
+                    for rung in idle {
+                        sum[rung] += 1;
+                    }
                     let counted = if of.asked > 0 { CALLBACK } else { idle[3] };
                     by[counted] = 1;
                     let right = of.served && of.rung.is_none_or(|known| known == idle[3]);
