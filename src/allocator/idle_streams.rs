@@ -8,6 +8,7 @@
 //!
 //! It does not know what becomes of the memory: the rungs that follow find it.
 
+use super::core::lost;
 use super::miss::Miss;
 use super::pool::Pool;
 use super::registry::{CONTEXT, StreamTimeline, is_marked_by_handle};
@@ -81,6 +82,10 @@ impl<D: Driver> Miss<'_, D> {
                     }
                 }
             }
+        }
+        // A query that brought something says nothing of one that failed.
+        if !core.registry.alive() {
+            return Err(lost());
         }
         for pool in with_ranges_in_flight {
             learnt |= pool.drain();
