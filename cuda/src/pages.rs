@@ -120,7 +120,7 @@ impl Pages {
             Part { at, bytes: part.min(self.bytes - from) }
         });
         std::thread::scope(|scope| {
-            let mut here = None;
+            let (mut here, mut threads) = (None, Vec::new());
             for part in parts {
                 // One is left for this thread. A thread that cannot be had leaves its part too.
                 let part = match here {
@@ -129,12 +129,17 @@ impl Pages {
                 };
                 let Some(part) = part else { continue };
                 let thread = std::thread::Builder::new().name("millpond pins".into());
-                if thread.spawn_scoped(scope, move || part.touch()).is_err() {
-                    part.touch();
+                match thread.spawn_scoped(scope, move || part.touch()) {
+                    Ok(thread) => threads.push(thread),
+                    Err(_) => part.touch(),
                 }
             }
             if let Some(part) = here {
                 part.touch();
+            }
+            // The scope waits for what they do; this, for the threads themselves: a child that is forked has nothing of them.
+            for thread in threads {
+                let _ = thread.join();
             }
         });
     }
