@@ -207,7 +207,7 @@ pub struct Config {
     pub(crate) soft_limit: Limit,
     pub(crate) low_watermark: Limit,
     pub(crate) high_watermark: Limit,
-    /// `None`: [a share](pinned::PINNED_SHARE) of the host's memory, where the device says how much that is.
+    /// `None`: half of the host's memory, where the device says how much that is.
     pub(crate) pinned_limit: Option<Limit>,
     pub(crate) policy: Policy,
     pub(crate) reuse: Reuse,

@@ -295,7 +295,7 @@ fn paid_for(call: Call, markers: u64) -> u64 {
 /// If anything grows, a call becomes more frequent, or something is left.
 pub fn soak(name: &str, pace: Pace, config: Config, program: impl Fn(&Bench) -> Steady) {
     let run = Run::steady(pace);
-    let of = |run| soaked(run, config.clone(), &program);
+    let of = move |run| soaked(run, config.clone(), &program);
     if let Err(why) = of(run).or_longer(run.rounds(), |rounds| of(run.of_rounds(rounds))).verdict(name, run) {
         panic!("{why}");
     }
