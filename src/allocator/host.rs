@@ -274,10 +274,9 @@ impl<D: Driver> Grows<D> for HostPool<D> {
 /// Unpins segments whose bytes are all free, and therefore complete, in this pool, and ends the registrations that drops have left. The driver waits
 /// for the device.
 pub(crate) fn trim<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {
-    let ended = core.driver.relaxed(|| core.host.registrations.end_left());
+    let ended = core.registry.watch(core.host.registrations.end_left(&core.driver));
     let trimmed = trim_segments(core)?;
-    core.registry.watch(ended)?;
-    Ok(trimmed)
+    ended.map(|()| trimmed)
 }
 
 fn trim_segments<D: Driver>(core: &Core<D>) -> Result<Trimmed, DriverError> {

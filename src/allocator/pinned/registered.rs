@@ -81,30 +81,27 @@ impl Registrations {
     ///
     /// # Errors
     /// The driver's first.
-    pub(crate) fn end_left(&self) -> Result<u64, DriverError> {
+    pub(crate) fn end_left<D: Driver>(&self, driver: &D) -> Result<(), DriverError> {
         assert_unlocked("registrations end");
         let left = core::mem::take(&mut self.left.lock().registrations);
-        let (mut ended, mut failed) = (0, None);
+        let mut failed = None;
         for registration in left {
             let bytes = registration.bytes();
-            match registration.end() {
-                Ok(()) => {
-                    self.remove(bytes);
-                    ended += bytes;
-                }
+            match driver.relaxed(|| registration.end()) {
+                Ok(()) => self.remove(bytes),
                 Err((registration, e)) => {
                     self.left.lock().registrations.push(registration);
                     failed.get_or_insert(e);
                 }
             }
         }
-        failed.map_or(Ok(ended), Err)
+        failed.map_or(Ok(()), Err)
     }
 
     /// The allocator ends: from here on a drop ends its registration by itself.
     pub(crate) fn close<D: Driver>(&self, driver: &D) {
         self.left.lock().ended = true;
-        if let Err(e) = self.end_left() {
+        if let Err(e) = self.end_left(driver) {
             driver.unpin_failed(e);
             // Their owners stay: the device has the memory, for all that is known.
             let left = core::mem::take(&mut self.left.lock().registrations);
