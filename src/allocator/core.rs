@@ -29,7 +29,7 @@ use crate::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
 use crate::sync::{Arc, Mutex, Ordering, Rank, Ranked, Weak, assert_unlocked};
 use crate::trace::Event;
-use crate::units::DeviceId;
+use crate::units::{DeviceId, Granules};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -223,6 +223,21 @@ impl<D: Driver> Core<D> {
     pub(super) fn pools_numbered(&self, numbers: Vec<u32>) -> Vec<Arc<Pool<D>>> {
         let pools = self.pools.lock();
         numbers.into_iter().filter_map(|number| numbered(&pools, number).cloned()).collect()
+    }
+
+    /// The pools that may have a range of so many granules, of either kind, free or in flight: all pools, if there are few. Of more than `most` only so
+    /// many, each time others.
+    pub(super) fn pools_with(&self, len: Granules, most: usize) -> Vec<Arc<Pool<D>>> {
+        if self.pools.lock().len() <= self.sources.few {
+            return self.pool_list();
+        }
+        let mut numbers = self.sources.all_of(len.0);
+        if numbers.len() > most {
+            let from = self.turn.fetch_add(most, Ordering::Relaxed) % numbers.len();
+            numbers.rotate_left(from);
+            numbers.truncate(most);
+        }
+        self.pools_numbered(numbers)
     }
 
     /// Ends a free that left its pool without allocations while the pool's stream or its allocator is gone.

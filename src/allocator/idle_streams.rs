@@ -38,8 +38,6 @@ struct Unmarked<D: Driver> {
     with_ranges_in_flight: Vec<Arc<Pool<D>>>,
 }
 
-type Timelines<D> = SmallVec<[Arc<StreamTimeline<D>>; STREAMS]>;
-
 impl<D: Driver> Miss<'_, D> {
     /// Looks for idle streams whose pools have free ranges of these kinds and of at least this length, or which ranges in flight of that length wait for;
     /// those come back. Returns whether more is known to be complete than before.
@@ -52,7 +50,7 @@ impl<D: Driver> Miss<'_, D> {
             return Ok(false);
         }
         let mut learnt = false;
-        let mut marked: Timelines<D> = SmallVec::new();
+        let mut marked: SmallVec<[Arc<StreamTimeline<D>>; STREAMS]> = SmallVec::new();
         let Unmarked { timelines, with_ranges_in_flight } = self.unmarked(kinds, len);
         for timeline in timelines.into_iter().take(STREAMS) {
             // If something before is not complete, this is not either.
@@ -97,17 +95,7 @@ impl<D: Driver> Miss<'_, D> {
     /// their stream a marker falls due.
     fn unmarked(&self, kinds: &[Kind], len: Granules) -> Unmarked<D> {
         let core = self.core;
-        let mut pools = if core.pools.lock().len() > core.sources.few {
-            let mut numbers = core.sources.all_of(len.0);
-            if numbers.len() > POOLS {
-                let from = core.turn.fetch_add(POOLS, Ordering::Relaxed) % numbers.len();
-                numbers.rotate_left(from);
-                numbers.truncate(POOLS);
-            }
-            core.pools_numbered(numbers)
-        } else {
-            core.pool_list()
-        };
+        let mut pools = core.pools_with(len, POOLS);
         if pools.len() > STREAMS {
             let from = core.turn.fetch_add(STREAMS, Ordering::Relaxed) % pools.len();
             pools.rotate_left(from);

@@ -237,13 +237,12 @@ impl<'a, D: Driver> Miss<'a, D> {
             (!next.is_empty()).then_some(next)
         });
         let first = first.flatten().filter_map(|number| core.pool_numbered(number));
-        let may_have = move || {
-            if many { core.pools_numbered(core.sources.all_of(len)) } else { core.pool_list() }
-        };
-        let all = core::iter::once_with(may_have).flatten().map(move |pool| {
-            let again = looked_at.borrow().contains(&pool.number);
-            (pool, if again { LookAt::InFlight } else { LookAt::Both })
-        });
+        let all = core::iter::once_with(move || core.pools_with(Granules(len), usize::MAX)).flatten().map(
+            move |pool| {
+                let again = looked_at.borrow().contains(&pool.number);
+                (pool, if again { LookAt::InFlight } else { LookAt::Both })
+            },
+        );
         first.map(|pool| (pool, LookAt::Free)).chain(all).filter(move |(pool, _)| pool.number != own)
     }
 

@@ -280,10 +280,8 @@ impl<'a, D: Driver> Miss<'a, D> {
             // Pools keep what they acquired while their streams live.
             let gone: Vec<u32> = core.gone.lock().iter().copied().collect();
             core.pools_numbered(gone)
-        } else if core.pools.lock().len() > core.sources.few {
-            core.pools_numbered(core.sources.all_of(if self.thorough { 1 } else { unit.0 }))
         } else {
-            core.pool_list()
+            core.pools_with(if self.thorough { Granules(1) } else { unit }, usize::MAX)
         };
         if !pools.iter().any(|pool| pool.number == self.pool.number) {
             pools.extend(core.pool_numbered(self.pool.number));
