@@ -162,6 +162,30 @@ fn a_busy_stream_gets_one_marker() {
     all_clean(&sim, gpu);
 }
 
+/// Nor is it marked for what it frees behind a marker that is not complete: one that covers it would not be either.
+#[test]
+fn what_a_busy_stream_frees_later_is_not_marked() {
+    let sim = late();
+    let gpu = on(&sim, Config::default().policy(Policy::Footprint));
+    let [a, b] = [(); 2].map(|()| gpu.stream().unwrap());
+    let free_on_a = |bytes| {
+        let x = gpu.alloc(bytes, &a).unwrap();
+        write(&sim, &x, &a);
+    };
+    free_on_a(30 * MIB);
+    let mut held = vec![gpu.alloc(30 * MIB, &b).unwrap()];
+    let marked = || sim.ledger().calls_of(Call::EventRecord);
+    let before = marked();
+    assert_eq!(before, 1);
+    for _ in 0..10 {
+        free_on_a(MIB);
+        held.push(gpu.alloc(30 * MIB, &b).unwrap());
+    }
+    assert_eq!(marked(), before);
+    drop((held, a, b));
+    all_clean(&sim, gpu);
+}
+
 /// An allocator that must not learn from queries grows as it always did.
 #[test]
 fn a_deterministic_allocator_asks_nothing() {
