@@ -5,8 +5,8 @@
 //! Which streams the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
 //! marks all that are due; a trim marks every stream, and so does a request that finds nothing. A stream's own frees count too, once
 //! another one's request looked at its memory, which only the allocator knows: then a stream may have been due or not. And a request that is about to grow
-//! marks streams of which anything was freed since their last marker, if they seem idle and have enough. How many markers
-//! there were is known from the device, and has to be a number that such calls make; mostly it shows whose they were.
+//! marks streams of which anything was freed since their last marker, or came back from being in flight, or was lent to them, if they seem idle and have
+//! enough. When that was only the allocator knows. How many markers there were is known from the device, and has to be a number that such calls make; mostly it shows whose they were.
 
 use millpond::units::{MIB, StreamId};
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ impl Unmarked {
 struct Line {
     least: Unmarked,
     most: Unmarked,
+    /// It was lent memory, or had some in flight.
+    was_given: bool,
 }
 
 struct InFlight {
@@ -73,9 +75,9 @@ impl Ages {
             return;
         }
         let line = |s: &StreamId| self.lines.get(s).copied().unwrap_or_default();
-        let may = |most: Unmarked| most.due || (may_grow && most.frees > 0);
+        let may = |line: Line| line.most.due || (may_grow && (line.most.frees > 0 || line.was_given));
         let (due, maybe): (Vec<_>, Vec<_>) =
-            open.iter().copied().filter(|s| may(line(s).most)).partition(|s| line(s).least.due);
+            open.iter().copied().filter(|s| may(line(s))).partition(|s| line(s).least.due);
         // All of them so often, those that are due, and so many that may be.
         let (all, certain, doubtful) = (open.len() as u64, due.len() as u64, maybe.len() as u64);
         let ways: Vec<(u64, u64)> = (0..=events / all)
@@ -133,7 +135,14 @@ impl Ages {
                 self.wait_for(on, bytes);
             }
         }
-        self.lines.entry(home).or_default().most.add(bytes);
+        let line = self.lines.entry(home).or_default();
+        line.most.add(bytes);
+        line.was_given |= behind.is_some();
+    }
+
+    /// A stream was lent memory.
+    pub(crate) fn lent(&mut self, to: StreamId) {
+        self.lines.entry(to).or_default().was_given = true;
     }
 
     /// Pinned memory was, whose report has no such figure.
