@@ -19,6 +19,7 @@
 #   ends      forks, exits and a closed library with memory alive and work pending, from C, Python and PyTorch (plug/gpu/ends_checks.*)
 #   footprint what PyTorch's programs take of the device and how long a step takes, ours beside PyTorch's own allocators, and the trials D5, D6, D9 and
 #             D10 (plug/gpu/footprint.py); MILLPOND_JSON names a file for each run's figures, MILLPOND_FOOTPRINT holds further arguments
+#   nccl      all-reduces of two GPUs over our memory, registered and not, beside PyTorch's own allocator (plug/gpu/nccl_checks.py); SKIPPED with one GPU
 #   taken     what the recorded workloads take of the device, ours beside PyTorch's (benches/peers/taken.py)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
@@ -35,7 +36,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers pinned cublas plug ends footprint taken rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers pinned cublas plug ends nccl footprint taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # Says the commit. What a stale pack measured would be reported for another source.
@@ -300,6 +301,11 @@ stage_taken() {
     command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
     MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 \
         within 400 python3 benches/peers/taken.py tests/traces/*.csv.gz
+}
+
+stage_nccl() {
+    command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
+    MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 within 300 python3 plug/gpu/nccl_checks.py
 }
 
 stage_footprint() {
