@@ -20,7 +20,7 @@ pub type FillError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What a source gives: knows its fields, and writes them into pinned memory.
 ///
-/// Implemented for `Vec<A>`, `Box<[A]>`, `Arc<[A]>`, `&'static [A]`, arrays, [`Shaped`](crate::Shaped), [`Ragged`](crate::Ragged),
+/// Implemented for `Vec<A>`, `Box<[A]>`, `Arc<[A]>`, `&[A]`, arrays, [`Shaped`](crate::Shaped), [`Ragged`](crate::Ragged),
 /// [`Filled`](crate::Filled) (a closure that writes in place), and tuples of up to six of these; for a struct of such fields by
 /// [`batch!`](crate::batch). By hand it is implemented for anything that is to be made where it is needed: an item that only names files
 /// reads them in `fill`, on a filler thread, straight into the slot.
@@ -32,7 +32,7 @@ pub type FillError = Box<dyn std::error::Error + Send + Sync>;
     note = "a batch is a `Vec`, an array or a shared slice of plain elements, a tuple of up to six batches, `Ragged`, `Shaped` or `Filled`",
     note = "a struct of batches is declared with `millpond_feed::batch!`"
 )]
-pub trait Batch: Send + 'static {
+pub trait Batch: Send {
     /// The fields on the device, as the program gets them.
     type Views<'a, D: Driver>;
     /// Says the fields: element type and shape of each.
@@ -222,7 +222,7 @@ slices! {
     [A: Pod + Send + Sync] Vec<A>, |v| v.len();
     [A: Pod + Send + Sync] Box<[A]>, |v| v.len();
     [A: Pod + Send + Sync] std::sync::Arc<[A]>, |v| v.len();
-    [A: Pod + Send + Sync] &'static [A], |v| v.len();
+    ['of, A: Pod + Send + Sync] &'of [A], |v| v.len();
     [A: Pod + Send + Sync, const N: usize] [A; N], |_| N;
 }
 

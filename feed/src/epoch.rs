@@ -28,7 +28,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
 /// A source of batches.
-pub(crate) type Source<T, E> = Box<dyn Iterator<Item = Result<T, E>> + Send>;
+pub(crate) type Source<'env, T, E> = Box<dyn Iterator<Item = Result<T, E>> + Send + 'env>;
 
 /// A batch whose slots are reserved.
 struct Reserved<D: Driver> {
@@ -49,9 +49,9 @@ pub(crate) struct Queued<D: Driver> {
 pub(crate) type Outcome<E, D> = (u64, Result<Queued<D>, FeedError<E>>);
 
 #[allow(clippy::struct_excessive_bools, reason = "they are independent of each other")]
-struct Line<T, E, D: Driver> {
+struct Line<'env, T, E, D: Driver> {
     /// Not there while a thread is in it, and when it has ended.
-    source: Option<Source<T, E>>,
+    source: Option<Source<'env, T, E>>,
     /// A thread has the turn.
     turn: bool,
     /// The thread that is in the source.
@@ -85,8 +85,8 @@ enum Turn {
     Over,
 }
 
-pub(crate) struct Epoch<T, E, D: Driver> {
-    line: Mutex<Line<T, E, D>>,
+pub(crate) struct Epoch<'env, T, E, D: Driver> {
+    line: Mutex<Line<'env, T, E, D>>,
     changed: Condvar,
     depth: usize,
     /// No threads: turns are taken by those who wait for a batch.
@@ -94,8 +94,13 @@ pub(crate) struct Epoch<T, E, D: Driver> {
     meter: Arc<Meter>,
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> Epoch<T, E, D> {
-    pub(crate) fn new(source: Source<T, E>, depth: usize, inline: bool, meter: Arc<Meter>) -> Epoch<T, E, D> {
+impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
+    pub(crate) fn new(
+        source: Source<'env, T, E>,
+        depth: usize,
+        inline: bool,
+        meter: Arc<Meter>,
+    ) -> Epoch<'env, T, E, D> {
         let line = Line {
             source: Some(source),
             turn: false,
@@ -146,7 +151,7 @@ impl<T: Batch, E: Send + 'static, D: Driver> Epoch<T, E, D> {
         Turn::Done
     }
 
-    fn end_turn(&self, with: impl FnOnce(&mut Line<T, E, D>)) {
+    fn end_turn(&self, with: impl FnOnce(&mut Line<'env, T, E, D>)) {
         let mut line = self.line.lock();
         line.turn = false;
         with(&mut line);
@@ -388,15 +393,15 @@ enum NoReserve<E> {
 }
 
 /// All that a line has, to be dropped without its lock: it runs the program's code and makes driver calls.
-type Gone<T, E, D> = (
-    Option<Source<T, E>>,
+type Gone<'env, T, E, D> = (
+    Option<Source<'env, T, E>>,
     Option<(u64, T)>,
     BTreeMap<u64, Result<Reserved<D>, FeedError<E>>>,
     VecDeque<Outcome<E, D>>,
 );
 
-impl<T, E, D: Driver> Line<T, E, D> {
-    fn take_all(&mut self) -> Gone<T, E, D> {
+impl<'env, T, E, D: Driver> Line<'env, T, E, D> {
+    fn take_all(&mut self) -> Gone<'env, T, E, D> {
         let Line { source, pulled, filled, ready, .. } = self;
         (source.take(), pulled.take(), core::mem::take(filled), core::mem::take(ready))
     }

@@ -65,7 +65,7 @@ impl<D: Driver> Builder<'_, D> {
     ///
     /// # Errors
     /// The copies' stream or a thread could not be made.
-    pub fn start<T: Batch, S>(self, source: S) -> Result<Feeder<T, Infallible, D>, StartError>
+    pub fn start<T: Batch + 'static, S>(self, source: S) -> Result<Feeder<T, Infallible, D>, StartError>
     where
         S: IntoIterator<Item = T, IntoIter: Send + 'static>,
     {
@@ -75,13 +75,19 @@ impl<D: Driver> Builder<'_, D> {
     ///
     /// # Errors
     /// As [`Builder::start`].
-    pub fn try_start<T: Batch, E: Send + 'static, S>(self, source: S) -> Result<Feeder<T, E, D>, StartError>
+    pub fn try_start<T: Batch + 'static, E: Send + 'static, S>(
+        self,
+        source: S,
+    ) -> Result<Feeder<T, E, D>, StartError>
     where
         S: IntoIterator<Item = Result<T, E>, IntoIter: Send + 'static>,
     {
         self.run(Box::new(source.into_iter()))
     }
-    fn run<T: Batch, E: Send + 'static>(self, source: Source<T, E>) -> Result<Feeder<T, E, D>, StartError> {
+    fn run<T: Batch + 'static, E: Send + 'static>(
+        self,
+        source: Source<'static, T, E>,
+    ) -> Result<Feeder<T, E, D>, StartError> {
         let meter = Arc::new(Meter::new(self.clock, self.timeline));
         meter.count(|stats| stats.fillers = self.fillers);
         let slots = Slots::new(self.gpu, self.budget, self.depth, Arc::clone(&meter))?;
@@ -100,15 +106,15 @@ impl<D: Driver> fmt::Debug for Builder<'_, D> {
 }
 
 /// An epoch and its threads. Dropped, both end.
-struct Running<T: Batch, E: Send + 'static, D: Driver> {
-    epoch: Arc<Epoch<T, E, D>>,
+struct Running<T: Batch + 'static, E: Send + 'static, D: Driver> {
+    epoch: Arc<Epoch<'static, T, E, D>>,
     threads: Vec<JoinHandle<()>>,
     slots: Arc<Slots<D>>,
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> Running<T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> Running<T, E, D> {
     fn start(
-        source: Source<T, E>,
+        source: Source<'static, T, E>,
         depth: usize,
         fillers: usize,
         slots: &Arc<Slots<D>>,
@@ -130,7 +136,7 @@ impl<T: Batch, E: Send + 'static, D: Driver> Running<T, E, D> {
     }
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> Drop for Running<T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> Drop for Running<T, E, D> {
     fn drop(&mut self) {
         let in_source = self.epoch.cancel();
         self.slots.wake();
@@ -144,7 +150,7 @@ impl<T: Batch, E: Send + 'static, D: Driver> Drop for Running<T, E, D> {
     }
 }
 
-struct Inner<T: Batch, E: Send + 'static, D: Driver> {
+struct Inner<T: Batch + 'static, E: Send + 'static, D: Driver> {
     running: Mutex<Running<T, E, D>>,
     slots: Arc<Slots<D>>,
     meter: Arc<Meter>,
@@ -170,9 +176,9 @@ struct Inner<T: Batch, E: Send + 'static, D: Driver> {
 /// **Its end.** Dropping the last handle, or [`Feeder::restart`], ends the epoch early: threads end, what they filled is dropped, and nothing in flight is reused
 /// before it is done. It waits for batches that are being filled, and not for the source: a thread that is inside it has nothing of the device, and ends when the source
 /// returns. Batches that are held outlive the feeder.
-pub struct Feeder<T: Batch, E: Send + 'static, D: Driver>(Arc<Inner<T, E, D>>);
+pub struct Feeder<T: Batch + 'static, E: Send + 'static, D: Driver>(Arc<Inner<T, E, D>>);
 
-impl<T: Batch, E: Send + 'static, D: Driver> Clone for Feeder<T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> Clone for Feeder<T, E, D> {
     fn clone(&self) -> Self {
         Feeder(Arc::clone(&self.0))
     }
@@ -186,7 +192,7 @@ impl<D: Driver> Feeder<(Vec<u8>,), Infallible, D> {
     }
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> Feeder<T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> Feeder<T, E, D> {
     /// The next batch, for work on `compute`; `None` at the end of the epoch. Blocks the host until the batch's copy is queued, and not until it is done.
     ///
     /// What is queued on `compute` before this call does not come after the batch; other streams come after it if they wait for `compute`, or through
@@ -259,7 +265,7 @@ impl<T: Batch, E: Send + 'static, D: Driver> Feeder<T, E, D> {
     }
 }
 
-impl<T: Batch, D: Driver> Feeder<T, Infallible, D> {
+impl<T: Batch + 'static, D: Driver> Feeder<T, Infallible, D> {
     /// Begins the next epoch from a source that cannot fail: [`Feeder::try_restart`].
     ///
     /// # Errors
@@ -272,7 +278,7 @@ impl<T: Batch, D: Driver> Feeder<T, Infallible, D> {
     }
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> fmt::Debug for Feeder<T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> fmt::Debug for Feeder<T, E, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { depth, fillers, slots, .. } = &*self.0;
         write!(f, "Feeder(depth {depth}, {fillers} fillers, {} bytes of slots)", slots.bytes().0)
@@ -281,12 +287,12 @@ impl<T: Batch, E: Send + 'static, D: Driver> fmt::Debug for Feeder<T, E, D> {
 
 /// The batches of a feeder: [`Feeder::on`].
 #[derive(Debug)]
-pub struct Batches<'a, T: Batch, E: Send + 'static, D: Driver> {
+pub struct Batches<'a, T: Batch + 'static, E: Send + 'static, D: Driver> {
     feeder: &'a Feeder<T, E, D>,
     compute: &'a Stream<D>,
 }
 
-impl<T: Batch, E: Send + 'static, D: Driver> Iterator for Batches<'_, T, E, D> {
+impl<T: Batch + 'static, E: Send + 'static, D: Driver> Iterator for Batches<'_, T, E, D> {
     type Item = Result<FedBatch<T, D>, FeedError<E>>;
     fn next(&mut self) -> Option<Self::Item> {
         self.feeder.next(self.compute)
@@ -329,7 +335,8 @@ impl<T: Batch, D: Driver> FedBatch<T, D> {
         view.expect("fields lie at multiples of their alignment, and have their shape's elements")
     }
     /// Declares that work of other code on `stream` uses the batch, queued by now or before its drop: its slot is copied to again behind all that `stream` holds
-    /// when the batch is dropped, and so it is for its own stream. Not needed for the library's operations on its views. Makes `stream` wait for the batch's copy.
+    /// when the batch is dropped, and so it is for its own stream. Not needed for the library's operations on its views. Makes `stream` wait for the batch's copy and
+    /// for the library's operations on it so far, such as a [`Drain`](crate::Drain)'s copy of it, which other code must not overwrite.
     ///
     /// # Errors
     /// `stream` captures or belongs to another device; the driver's.

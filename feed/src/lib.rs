@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod drain;
 mod epoch;
 mod error;
 mod feeder;
@@ -20,6 +21,7 @@ mod tests;
 pub use millpond;
 
 pub use batch::{Batch, FIELD_ALIGNMENT, Fields, FillError, Layout, Slot};
+pub use drain::{Drain, DrainBuilder, DrainError, DrainStats, Drained};
 pub use error::{FeedError, Stage, StartError};
 pub use feeder::{Batches, Builder, FedBatch, Feeder};
 pub use kinds::{Elements, Filled, Ragged, ShapeError, Shaped};

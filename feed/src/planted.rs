@@ -13,6 +13,8 @@ pub(crate) enum Bug {
     Unordered,
     /// A dropped batch marks nothing.
     DropUnmarked,
+    /// A drain's copy does not wait for the stream whose result it takes.
+    ResultUnwaited,
 }
 
 /// Whether this bug is planted.

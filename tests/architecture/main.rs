@@ -640,6 +640,7 @@ const ANY_THREAD: &[(&str, &str)] = &[
     ("cuda_slice", "cudarc makes no stream of a thread's default one"),
     ("launch", "`kernel::fill` and its like are made of it"),
     ("next", "a feeder's is made of `wait_on`"),
+    ("push", "a drain's is made of `wait_stream` and `to_pinned`"),
     ("launch_and_compare", "made of `launch` and `to_vec`"),
     ("launch_and_compare_by", "made of `launch` and `to_vec`"),
 ];

@@ -1,7 +1,9 @@
 //! Planted bugs: each must be found by a program that is right without it. What these programs check besides is in `tests/feeder`.
 
+mod random;
+
 use crate::planted::{Bug, planting};
-use crate::{FedBatch, FeedError, Feeder, Filled};
+use crate::{Drain, FedBatch, FeedError, Feeder, Filled};
 use millpond::units::GIB;
 use millpond::{Allocator, Config, Stream};
 use millpond_sim::{Launch, Schedule, Sim};
@@ -102,15 +104,38 @@ fn late_first_batch() -> Found {
     if order == [0, 1] { Ok(()) } else { Err(format!("batches came as {order:?}")) }
 }
 
+/// Kernels of other code make results that a drain takes, as fast as it may.
+fn foreign_results() -> Found {
+    let (sim, gpu) = device();
+    let work = gpu.stream().expect("a stream");
+    let (to, results) = mpsc::channel();
+    let drain = Drain::builder(&gpu).thread(false).budget(1024);
+    let drain = drain.start(move |r| to.send(r[63])).expect("it starts");
+    for i in 0..10 {
+        let x = gpu.uninit::<u64>(64, &work).expect("there is memory");
+        sim.launch(work.native(), Launch::write_pattern(x.address(), 512, i)).expect("nothing fails here");
+        drain.push(&x, &work).map_err(|e| e.to_string())?;
+    }
+    let peak = drain.finish().map_err(|e| e.to_string())?.bytes_peak;
+    drop((work, gpu));
+    judged(&sim)?;
+    let found: Vec<u64> = results.iter().collect();
+    if found == (0..10).collect::<Vec<_>>() && peak <= 1024 {
+        return Ok(());
+    }
+    Err(format!("{peak} bytes at most, {found:?}"))
+}
+
 /// Each program, and the bugs that it must find.
 #[test]
 fn each_planted_bug_is_found() {
     type Program = fn() -> Found;
-    let programs: [(Program, &[Bug]); 4] = [
+    let programs: [(Program, &[Bug]); 5] = [
         (|| foreign_kernels(false), &[Bug::ConsumptionUnwaited, Bug::ArrivalUnwaited, Bug::DropUnmarked]),
         (|| foreign_kernels(true), &[Bug::ConsumptionUnwaited, Bug::DropUnmarked]),
         (tight_budget, &[Bug::BudgetIgnored]),
         (late_first_batch, &[Bug::Unordered]),
+        (foreign_results, &[Bug::ResultUnwaited, Bug::BudgetIgnored]),
     ];
     for (program, bugs) in programs {
         planting(None, program).expect("the program is right");
