@@ -212,17 +212,7 @@ impl<T: Batch + 'static, E: Send + 'static, D: Driver> Feeder<T, E, D> {
             }
             Err(_) => stats.errors += 1,
         });
-        Some(outcome.map(|Queued { layout, bytes, device }| FedBatch {
-            layout,
-            bytes,
-            device,
-            number,
-            compute: compute.clone(),
-            others: Vec::new(),
-            since: meter.now(),
-            meter: Arc::clone(meter),
-            of: PhantomData,
-        }))
+        Some(outcome.map(|queued| FedBatch::new(queued, number, compute, meter)))
     }
 
     /// The batches that are left, for work on `compute`: [`Feeder::next`].
@@ -315,6 +305,16 @@ pub struct FedBatch<T: Batch, D: Driver> {
 }
 
 impl<T: Batch, D: Driver> FedBatch<T, D> {
+    pub(crate) fn new(
+        queued: Queued<D>,
+        number: u64,
+        compute: &Stream<D>,
+        meter: &Arc<Meter>,
+    ) -> FedBatch<T, D> {
+        let Queued { layout, bytes, device } = queued;
+        let (compute, meter, since) = (compute.clone(), Arc::clone(meter), meter.now());
+        FedBatch { layout, bytes, device, number, compute, others: Vec::new(), since, meter, of: PhantomData }
+    }
     /// Its fields on the device, to read.
     ///
     /// # Panics

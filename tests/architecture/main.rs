@@ -639,6 +639,7 @@ const ANY_THREAD: &[(&str, &str)] = &[
     ("scope", "what it copies is, `a_scope_refuses_another_threads_default_stream`"),
     ("cuda_slice", "cudarc makes no stream of a thread's default one"),
     ("launch", "`kernel::fill` and its like are made of it"),
+    ("in_place", "made of a feeder's and a drain's parts"),
     ("next", "a feeder's is made of `wait_on`"),
     ("push", "a drain's is made of `wait_stream` and `to_pinned`"),
     ("launch_and_compare", "made of `launch` and `to_vec`"),
