@@ -22,7 +22,7 @@ pub type FillError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// Implemented for `Vec<A>`, `Box<[A]>`, `Arc<[A]>`, `&[A]`, arrays, [`Shaped`](crate::Shaped), [`Ragged`](crate::Ragged),
 /// [`Filled`](crate::Filled) (a closure that writes in place), and tuples of up to six of these; for a struct of such fields by
-/// [`batch!`](crate::batch). By hand it is implemented for anything that is to be made where it is needed: an item that only names files
+/// [`batch!`](crate::batch!). By hand it is implemented for anything that is to be made where it is needed: an item that only names files
 /// reads them in `fill`, on a filler thread, straight into the slot.
 ///
 /// The three functions go through the same fields in the same order.

@@ -355,6 +355,13 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
                 Err(FeedError::Device { batch, error })
             }
         });
+        self.meter.count(|stats| match &outcome {
+            Ok(queued) => {
+                stats.batches += 1;
+                stats.bytes += queued.bytes as u64;
+            }
+            Err(_) => stats.errors += 1,
+        });
         if outcome.as_ref().is_err_and(FeedError::is_context_lost) {
             self.cancel();
         }

@@ -205,13 +205,6 @@ impl<T: Batch + 'static, E: Send + 'static, D: Driver> Feeder<T, E, D> {
         let Inner { running, slots, meter, .. } = &*self.0;
         let epoch = Arc::clone(&running.lock().epoch);
         let (number, outcome) = epoch.next(slots, compute)?;
-        meter.count(|stats| match &outcome {
-            Ok(queued) => {
-                stats.batches += 1;
-                stats.bytes += queued.bytes as u64;
-            }
-            Err(_) => stats.errors += 1,
-        });
         Some(outcome.map(|queued| FedBatch::new(queued, number, compute, meter)))
     }
 

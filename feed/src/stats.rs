@@ -69,7 +69,7 @@ impl fmt::Display for Bottleneck {
                 "The copies to the device limit the speed: the link is busy; send fewer bytes, such as narrower types."
             }
             Bottleneck::Compute => {
-                "The consumer limits the speed: batches are ready before it wants them, and a faster feeder gains nothing."
+                "The consumer limits the speed: batches wait for it or for its work on the device, and a faster feeder gains nothing."
             }
         })
     }
