@@ -12,7 +12,8 @@
 //! With no threads [`Epoch::next`] takes those turns on its caller's thread: one if no batch is ready, and as many as there is depth for behind the batch
 //! that it delivers.
 //!
-//! It does not know slots' memory, markers or the driver; no user code runs and no driver call is made under its lock. A thread that is inside the source holds nothing
+//! It does not know slots' memory, markers or the driver; no user code but a clock runs and no driver call is made under its lock; slots are
+//! asked under it, and ask nothing back. A thread that is inside the source holds nothing
 //! of the device, so nobody has to wait for a source that does not answer.
 
 use crate::batch::{Batch, Layout, Slot};
@@ -25,6 +26,7 @@ use millpond::driver::Driver;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A source of batches.
@@ -87,6 +89,8 @@ enum Turn {
 
 pub(crate) struct Epoch<'env, T, E, D: Driver> {
     line: Mutex<Line<'env, T, E, D>>,
+    /// Its `cancelled`; set with its lock held.
+    is_over: AtomicBool,
     changed: Condvar,
     depth: usize,
     /// No threads: turns are taken by those who wait for a batch.
@@ -115,7 +119,8 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
             next_queued: 0,
             ready: VecDeque::new(),
         };
-        Epoch { line: Mutex::new(line), changed: Condvar::new(), depth, inline, meter }
+        let (line, is_over) = (Mutex::new(line), AtomicBool::new(false));
+        Epoch { line, is_over, changed: Condvar::new(), depth, inline, meter }
     }
 
     /// What a filler thread does.
@@ -229,8 +234,9 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
         }
     }
 
+    /// Without the line's lock: slots look with theirs held.
     fn is_cancelled(&self) -> bool {
-        self.line.lock().cancelled
+        self.is_over.load(Ordering::Acquire)
     }
 
     fn reserve(
@@ -377,6 +383,7 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
     pub(crate) fn cancel(&self) -> Option<usize> {
         let mut line = self.line.lock();
         line.cancelled = true;
+        self.is_over.store(true, Ordering::Release);
         let (in_source, gone) = (line.in_source, line.take_all());
         drop(line);
         self.changed.notify_all();

@@ -542,7 +542,12 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "equal bytes in another shape or type are another slot",
         &[Test(FEED_BATCHES, "h08_equal_bytes_in_another_shape")],
     ),
-    ("H9", Library, "its tests run on a device too", &[Owed("feeding")]),
+    (
+        "H9",
+        Library,
+        "its tests run on a device too",
+        &[Test("feed/tests/feed_on_fake_cuda.rs", "h09_feeders_run_over_a_driver")],
+    ),
     (
         "H10",
         Library,

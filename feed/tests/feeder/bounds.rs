@@ -160,3 +160,35 @@ fn a_forgotten_batch_costs_its_slot() {
     sim.run_until_idle();
     sim.verdict().unwrap();
 }
+
+/// A feeder and what the allocator keeps for it are as large after many batches and epochs as after some: `MILLPOND_SOAK_ROUNDS` batches, 20,000 by
+/// default.
+#[test]
+fn many_small_batches_and_nothing_grows() {
+    let rounds =
+        std::env::var("MILLPOND_SOAK_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
+    let sim = millpond_sim::Sim::new(millpond::units::GIB).oracle(false);
+    let (sim, gpu) = crate::on(sim);
+    let work = gpu.stream().unwrap();
+    let sizes = |epoch: u64| (0..100).map(move |i| words(1 + ((i * 13 + epoch) % 100) as usize, i));
+    let feeder = Feeder::builder(&gpu).fillers(0).start(sizes(0)).unwrap();
+    let kept = || {
+        let ledger = sim.ledger();
+        let of_device = (ledger.bytes_reserved, ledger.bytes_pinned, ledger.streams, ledger.events);
+        (of_device, feeder.slot_bytes(), gpu.bookkeeping().kept)
+    };
+    let mut warm = None;
+    for epoch in 1..=rounds / 100 {
+        for (i, batch) in (0..).zip(feeder.on(&work)) {
+            foreign(&sim, &batch.unwrap().views().0, i, &work);
+        }
+        feeder.restart(sizes(epoch)).unwrap();
+        if epoch == 10 {
+            warm = Some(kept());
+        }
+    }
+    assert_eq!(Some(kept()), warm);
+    drop((feeder, work, gpu));
+    sim.run_until_idle();
+    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
+}
