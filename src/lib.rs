@@ -8,6 +8,7 @@
 #![doc = concat!("[examples/share_between_streams.rs]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/examples/share_between_streams.rs")]
 #![doc = "[docs/ordering.md]: ordering"]
 #![doc = concat!("[`millpond-sim`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/sim/README.md")]
+#![doc = concat!("[`millpond-feed`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/feed/README.md")]
 #![doc = concat!("[`millpond-replay`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/replay/README.md")]
 #![doc = concat!("[`millpond-trace`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/trace/README.md")]
 #![doc = concat!("[`millpond-driver`]: ", env!("CARGO_PKG_REPOSITORY"), "/blob/HEAD/driver/README.md")]

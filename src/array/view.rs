@@ -7,7 +7,7 @@ use super::shape::{Shape, resolve};
 use crate::allocator::Stream;
 use crate::allocator::access::{Intent, Mark, Touch, Tracked, operate};
 use crate::driver::{Called, Driver};
-use crate::error::Error;
+use crate::error::{Error, Mismatch, Side};
 use crate::units::{Addr, AllocationId};
 use bytemuck::Pod;
 use core::fmt;
@@ -103,6 +103,21 @@ macro_rules! extent {
 extent!(DeviceView);
 extent!(DeviceViewMut);
 
+/// How many elements of another type the bytes of a view are.
+fn recast<T: Pod, U: Pod>(addr: Addr, shape: Shape, bytes: u64) -> Result<Shape, Error> {
+    let (size, align) = (size_of::<U>() as u64, align_of::<U>() as u64);
+    let whole = size > 0 && bytes.is_multiple_of(size);
+    if whole && (bytes == 0 || addr.0.is_multiple_of(align)) {
+        return Ok(Shape::line((bytes / size) as usize));
+    }
+    let one = Side { what: "the view", element: core::any::type_name::<T>(), shape: shape.to_vec() };
+    let elements = vec![bytes.checked_div(size).unwrap_or(0) as usize];
+    let other = Side { what: "its bytes, cast", element: core::any::type_name::<U>(), shape: elements };
+    let advice =
+        "a view is cast if its bytes are whole elements of the new type and aligned for it: slice it so";
+    Err(Mismatch { verb: "cast", one, other, advice }.into())
+}
+
 impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     pub(super) fn new(of: &'a Tracked<D>, addr: Addr, shape: Shape, whole: bool) -> DeviceView<'a, T, D> {
         DeviceView { of, addr, shape, whole, elements: PhantomData }
@@ -118,6 +133,27 @@ impl<'a, T: Pod, D: Driver> DeviceView<'a, T, D> {
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<DeviceView<'a, T, D>, Error> {
         let shape = self.shape.reshaped::<T>("the view", shape.into())?;
         Ok(DeviceView { shape, ..self })
+    }
+    /// The same bytes as elements of another type, in one dimension.
+    ///
+    /// ```
+    /// # use millpond::{Allocator, Config, units::GIB};
+    /// # use millpond_sim::Sim;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let gpu = Allocator::new(Sim::new(GIB), Config::default())?;
+    /// # let stream = gpu.stream()?;
+    /// let bytes = gpu.array_from_slice(&[1_u8, 0, 2, 0, 3, 0], &stream)?;
+    /// assert_eq!(bytes.view().cast::<u16>()?.to_vec(&stream)?, [1, 2, 3]);
+    /// assert!(bytes.view().cast::<u32>().is_err());                // six bytes
+    /// assert!(bytes.slice(1..5).cast::<u16>().is_err());           // at an odd address
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the bytes are no whole number of such elements, or not aligned for them.
+    pub fn cast<U: Pod>(self) -> Result<DeviceView<'a, U, D>, Error> {
+        let shape = recast::<T, U>(self.addr, self.shape, self.size_bytes())?;
+        Ok(DeviceView { of: self.of, addr: self.addr, shape, whole: self.whole, elements: PhantomData })
     }
     /// Some of its elements, in memory order.
     ///
@@ -184,6 +220,14 @@ impl<'a, T: Pod, D: Driver> DeviceViewMut<'a, T, D> {
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<DeviceViewMut<'a, T, D>, Error> {
         let shape = self.shape.reshaped::<T>("the view", shape.into())?;
         Ok(DeviceViewMut { shape, ..self })
+    }
+    /// The same bytes as elements of another type, in one dimension.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the bytes are no whole number of such elements, or not aligned for them.
+    pub fn cast<U: Pod>(self) -> Result<DeviceViewMut<'a, U, D>, Error> {
+        let shape = recast::<T, U>(self.addr, self.shape, self.size_bytes())?;
+        Ok(DeviceViewMut { of: self.of, addr: self.addr, shape, whole: self.whole, elements: PhantomData })
     }
     fn part(&self, first: usize, shape: Shape) -> DeviceViewMut<'a, T, D> {
         DeviceViewMut {

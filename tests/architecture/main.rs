@@ -26,10 +26,13 @@ const PACKAGES: &[(&str, &[&str])] = &[
     ("trace", &["millpond-driver"]),
     (".", &["millpond-driver", "millpond-core", "millpond-cuda", "millpond-trace"]),
     ("replay", &["millpond-driver", "millpond-trace", "millpond-sim", "millpond"]),
+    // Above the library's public interface.
+    ("feed", &["millpond"]),
 ];
 
 /// The sources of those packages.
-const SOURCES: &[&str] = &["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src"];
+const SOURCES: &[&str] =
+    &["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src", "feed/src"];
 
 /// Each room of the root package, and of `core` beneath it, which has `laws`, `heap`, `order` and `physical`, and the rooms it may use, itself apart.
 /// `driver`, `units`, `cuda` and `trace` are the other packages beneath.
@@ -59,7 +62,6 @@ const MAY_USE: &[(&str, &[&str])] = &[
     // The allocator for its limits and its recorder of events only.
     ("wrap", &["erased", "allocator", "report", "sync", "units", "error"]),
     ("interop", &["kernel", "array", "allocator", "cuda", "driver", "units", "error", "laws"]),
-    ("feed", &["transfer", "kernel", "array", "allocator", "driver", "units", "error"]),
 ];
 
 /// Where `allow(unsafe_code)` may stand.
@@ -102,6 +104,7 @@ const CIRCLES: &[(&str, usize)] = &[
     ("trace/src", 3),
     ("src", 3),
     ("replay/src", 3),
+    ("feed/src", 3),
     ("cli/src", 3),
     ("plug/src", 3),
 ];
@@ -150,6 +153,7 @@ const PATH_PREFIXES: &[&str] = &[
     "testkit/",
     "trace/",
     "replay/",
+    "feed/",
     "docs/",
 ];
 
@@ -314,8 +318,19 @@ fn turns_internals_on(manifest: &str) -> Vec<&str> {
 
 #[test]
 fn nothing_that_is_published_turns_internals_on() {
-    let folders =
-        [".", "driver", "core", "cuda", "sim", "trace", "replay", "cli", "plug", "tests/fake_libcuda"];
+    let folders = [
+        ".",
+        "driver",
+        "core",
+        "cuda",
+        "sim",
+        "trace",
+        "replay",
+        "feed",
+        "cli",
+        "plug",
+        "tests/fake_libcuda",
+    ];
     for folder in folders {
         assert_none("turned on", &turns_internals_on(&read(format!("{folder}/Cargo.toml"))));
     }
@@ -624,6 +639,9 @@ const ANY_THREAD: &[(&str, &str)] = &[
     ("scope", "what it copies is, `a_scope_refuses_another_threads_default_stream`"),
     ("cuda_slice", "cudarc makes no stream of a thread's default one"),
     ("launch", "`kernel::fill` and its like are made of it"),
+    ("in_place", "made of a feeder's and a drain's parts"),
+    ("next", "a feeder's is made of `wait_on`"),
+    ("push", "a drain's is made of `wait_stream` and `to_pinned`"),
     ("launch_and_compare", "made of `launch` and `to_vec`"),
     ("launch_and_compare_by", "made of `launch` and `to_vec`"),
 ];

@@ -59,7 +59,7 @@ enum Evidence {
     Owed(&'static str),
 }
 
-/// Parts that are not built yet: a feeder with its figures and timelines, virtual memory under the pools, and what informs a
+/// Parts that are not built yet: what is to be measured of the feeder and on a device, virtual memory under the pools, and what informs a
 /// user about the machine.
 const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
 
@@ -90,6 +90,11 @@ const REFUSED: &str = "tests/refused/tests/refused.rs";
 /// Where the conformance suite's tests are listed to be run.
 const LIST: &str = "testkit/src/suite/mod.rs";
 
+/// Where feeders are tested: order, batches, bounds.
+const FEED_ORDER: &str = "feed/tests/feeder/order.rs";
+const FEED_BATCHES: &str = "feed/tests/feeder/batches.rs";
+const FEED_BOUNDS: &str = "feed/tests/feeder/bounds.rs";
+
 /// Where the suite of lifetimes has the orders of drops.
 const ORDERS: &str = "tests/allocator/lifetimes/orders.rs";
 
@@ -102,7 +107,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "S1",
         Articles,
         "data larger than the device is fed batch by batch, copies behind compute",
-        &[Owed("feeding")],
+        &[Test(FEED_ORDER, "s01_copies_hide_behind_the_computation")],
     ),
     (
         "S2",
@@ -208,7 +213,12 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
             Bench("benches/traces.rs", "replay"),
         ],
     ),
-    ("S15", Articles, "a timeline of copies and pools to look at", &[Owed("feeding")]),
+    (
+        "S15",
+        Articles,
+        "a timeline of copies and pools to look at",
+        &[Test("feed/tests/feeder/figures.rs", "s15_a_timeline_to_look_at")],
+    ),
     (
         "S16",
         Articles,
@@ -390,10 +400,20 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "copies to targets that no stream orders",
         &[Docs("A copy to a target that no stream orders is safe to read only after a synchronise.")],
     ),
-    ("P11", Tutorial, "threads that fill pinned slots in place", &[Owed("feeding")]),
+    (
+        "P11",
+        Tutorial,
+        "threads that fill pinned slots in place",
+        &[Test(FEED_BATCHES, "p11_threads_fill_pinned_slots_in_place")],
+    ),
     ("P12", Tutorial, "several threads pin and copy", &[Owed("feeding")]),
     ("P13", Tutorial, "filling pinned memory is the limit, not the copy", &[Owed("feeding")]),
-    ("P14", Tutorial, "bytes in flight have a budget", &[Owed("feeding")]),
+    (
+        "P14",
+        Tutorial,
+        "bytes in flight have a budget",
+        &[Test(FEED_BOUNDS, "p14_the_budget_is_never_exceeded")],
+    ),
     (
         "P15",
         Tutorial,
@@ -408,9 +428,24 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         &[Docs("A copy to the host is waited for before its target is read, never after.")],
     ),
     ("P18", Tutorial, "figures of our own", &[Bench("benches/RESULTS.md", "## On an H200")]),
-    ("G1", Issue, "wait for a batch, start copying the next, train", &[Owed("feeding")]),
-    ("G2", Issue, "the same one after the other leaves the device idle", &[Owed("feeding")]),
-    ("G3", Issue, "a prefetcher that always holds a batch blocks no trim", &[Owed("feeding")]),
+    (
+        "G1",
+        Issue,
+        "wait for a batch, start copying the next, train",
+        &[Test(FEED_ORDER, "g01_one_batch_ahead_is_enough")],
+    ),
+    (
+        "G2",
+        Issue,
+        "the same one after the other leaves the device idle",
+        &[Test(FEED_ORDER, "g02_in_turn_the_device_is_idle")],
+    ),
+    (
+        "G3",
+        Issue,
+        "a prefetcher that always holds a batch blocks no trim",
+        &[Test(FEED_BOUNDS, "g03_a_feeder_that_holds_batches_blocks_no_trim")],
+    ),
     (
         "G4",
         Issue,
@@ -443,8 +478,18 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
     ),
     ("G8", Issue, "what an asynchronous loader gained elsewhere", &[Owed("feeding")]),
     ("G9", Issue, "share of the bound with no loading, by workers", &[Owed("feeding")]),
-    ("G10", Issue, "a prefetcher is part of it", &[Owed("feeding")]),
-    ("G11", Issue, "a batch is written once, into its pinned slot", &[Owed("feeding")]),
+    (
+        "G10",
+        Issue,
+        "a prefetcher is part of it",
+        &[Docs("keeps a GPU fed: batches through pinned memory to the device, in order and within a budget")],
+    ),
+    (
+        "G11",
+        Issue,
+        "a batch is written once, into its pinned slot",
+        &[Test(FEED_BATCHES, "g11_a_batch_is_copied_once")],
+    ),
     (
         "H1",
         Library,
@@ -466,20 +511,55 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
             ),
         ],
     ),
-    ("H3", Library, "the next batch travels while this one trains", &[Owed("feeding")]),
+    (
+        "H3",
+        Library,
+        "the next batch travels while this one trains",
+        &[Test(FEED_ORDER, "h03_the_next_batch_travels_while_this_one_trains")],
+    ),
     (
         "H4",
         Library,
         "a slot is refilled only after it was read",
         &[Suite("h04_a_slot_is_overwritten_behind_its_reads")],
     ),
-    ("H5", Library, "no step synchronises the device", &[Owed("feeding")]),
-    ("H6", Library, "several slots, first in first out", &[Owed("feeding")]),
-    ("H7", Library, "batches of varying size without a synchronise", &[Owed("feeding")]),
-    ("H8", Library, "equal bytes in another shape or type are another slot", &[Owed("feeding")]),
-    ("H9", Library, "its tests run on a device too", &[Owed("feeding")]),
-    ("H10", Library, "ragged examples are padded, batches are tuples or structs", &[Owed("feeding")]),
-    ("H11", Library, "sources are plain iterators or channels", &[Owed("feeding")]),
+    (
+        "H5",
+        Library,
+        "no step synchronises the device",
+        &[Test(FEED_ORDER, "h05_no_step_synchronises_the_device")],
+    ),
+    ("H6", Library, "several slots, first in first out", &[Test(FEED_ORDER, "h06_slots_are_used_in_turn")]),
+    (
+        "H7",
+        Library,
+        "batches of varying size without a synchronise",
+        &[Test(FEED_ORDER, "h07_sizes_vary_and_nothing_grows_or_synchronises")],
+    ),
+    (
+        "H8",
+        Library,
+        "equal bytes in another shape or type are another slot",
+        &[Test(FEED_BATCHES, "h08_equal_bytes_in_another_shape")],
+    ),
+    (
+        "H9",
+        Library,
+        "its tests run on a device too",
+        &[Test("feed/tests/feed_on_fake_cuda.rs", "h09_feeders_run_over_a_driver")],
+    ),
+    (
+        "H10",
+        Library,
+        "ragged examples are padded, batches are tuples or structs",
+        &[Test(FEED_BATCHES, "h10_each_kind_of_batch_comes_as_it_was_given")],
+    ),
+    (
+        "H11",
+        Library,
+        "sources are plain iterators or channels",
+        &[Test(FEED_BATCHES, "h11_a_channel_and_a_closure_and_a_batch_by_hand")],
+    ),
     ("H12", Library, "sizes in units that people read", &[Test(ALLOCATOR, "h12_report_units")]),
     ("H13", Library, "bytes used over bytes acquired", &[Test(ALLOCATOR, "h13_profile_reuse_factor")]),
     ("C1", Comparisons, "trim one stream or all", &[Test(ALLOCATOR, "c01_trim_one_stream_or_all")]),

@@ -102,7 +102,7 @@ enum Command {
     /// Lines of code, neither blank nor comment nor test, of each package and of each of its rooms.
     Lines {
         /// Where sources are.
-        #[arg(default_values = ["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src", "cli/src", "plug/src", "xtask/src"])]
+        #[arg(default_values = ["src", "core/src", "driver/src", "cuda/src", "sim/src", "trace/src", "replay/src", "feed/src", "cli/src", "plug/src", "xtask/src"])]
         folders: Vec<PathBuf>,
     },
     /// docs/mutants.md against the descriptions of planted bugs in driver/src/mutant.rs.
