@@ -151,7 +151,12 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
             Err(panic) => Err(FeedError::Panicked { batch, stage: Stage::Fill, message: message(&*panic) }),
         };
         self.end_turn(|_| ());
-        let filled = reserved.and_then(|reserved| self.fill(batch, item, reserved));
+        // Whatever happens, something is put into the batch's place: an item that was not filled is dropped here, by the program's code.
+        let filled =
+            catch_unwind(AssertUnwindSafe(|| reserved.and_then(|reserved| self.fill(batch, item, reserved))));
+        let filled = filled.unwrap_or_else(|panic| {
+            Err(FeedError::Panicked { batch, stage: Stage::Fill, message: message(&*panic) })
+        });
         self.put(batch, filled);
         Turn::Done
     }
@@ -217,7 +222,8 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
             Err(panic) => {
                 // What it is in now is not known: it is not asked again.
                 line.ended = true;
-                MutexGuard::unlocked(&mut line, || drop(source));
+                let dropped = || catch_unwind(AssertUnwindSafe(|| drop(source)));
+                let _ = MutexGuard::unlocked(&mut line, dropped);
                 (Err(FeedError::Panicked { batch, stage: Stage::Source, message: message(&*panic) }), None)
             }
         };

@@ -43,7 +43,7 @@ impl<D: Driver> Builder<'_, D> {
     pub fn budget(self, bytes: u64) -> Self {
         Builder { budget: bytes, ..self }
     }
-    /// How many threads fill batches; 2 by default. With 0 there are no threads: [`Feeder::next`] asks the source and fills on its caller's thread, up
+    /// How many threads fill batches; 2 by default. More than the depth have nothing to do. With 0 there are no threads: [`Feeder::next`] asks the source and fills on its caller's thread, up
     /// to the depth. Then the same program makes the same driver calls in every run.
     #[must_use]
     pub fn fillers(self, threads: usize) -> Self {
