@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// A source of batches.
 pub(crate) type Source<'env, T, E> = Box<dyn Iterator<Item = Result<T, E>> + Send + 'env>;
@@ -310,7 +311,12 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
     }
 
     /// The next batch or error; `None` if there is none any more.
-    pub(crate) fn next(&self, slots: &Arc<Slots<D>>, compute: &Stream<D>) -> Option<Outcome<E, D>> {
+    pub(crate) fn next(
+        &self,
+        slots: &Arc<Slots<D>>,
+        deadline: Option<Instant>,
+        compute: &Stream<D>,
+    ) -> Option<Outcome<E, D>> {
         let mut began = None;
         let mut line = self.line.lock();
         let (batch, outcome) = loop {
@@ -342,6 +348,15 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
                         self.changed.wait(&mut line);
                     }
                     _ => {}
+                }
+            } else if let Some(deadline) = deadline {
+                let timed_out = self.changed.wait_until(&mut line, deadline).timed_out();
+                let comes_to_an_end = line.cancelled || (line.ended && line.ahead == 0);
+                if timed_out && line.ready.is_empty() && !comes_to_an_end {
+                    let batch = line.given - line.ahead as u64;
+                    drop(line);
+                    let ((held, held_bytes), budget) = (slots.held(), slots.budget());
+                    return Some((batch, Err(FeedError::TimedOut { batch, held, held_bytes, budget })));
                 }
             } else {
                 self.changed.wait(&mut line);
