@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 /// A source of batches.
 pub(crate) type Source<'env, T, E> = Box<dyn Iterator<Item = Result<T, E>> + Send + 'env>;
@@ -151,7 +152,12 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
             Err(panic) => Err(FeedError::Panicked { batch, stage: Stage::Fill, message: message(&*panic) }),
         };
         self.end_turn(|_| ());
-        let filled = reserved.and_then(|reserved| self.fill(batch, item, reserved));
+        // Whatever happens, something is put into the batch's place: an item that was not filled is dropped here, by the program's code.
+        let filled =
+            catch_unwind(AssertUnwindSafe(|| reserved.and_then(|reserved| self.fill(batch, item, reserved))));
+        let filled = filled.unwrap_or_else(|panic| {
+            Err(FeedError::Panicked { batch, stage: Stage::Fill, message: message(&*panic) })
+        });
         self.put(batch, filled);
         Turn::Done
     }
@@ -217,7 +223,8 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
             Err(panic) => {
                 // What it is in now is not known: it is not asked again.
                 line.ended = true;
-                MutexGuard::unlocked(&mut line, || drop(source));
+                let dropped = || catch_unwind(AssertUnwindSafe(|| drop(source)));
+                let _ = MutexGuard::unlocked(&mut line, dropped);
                 (Err(FeedError::Panicked { batch, stage: Stage::Source, message: message(&*panic) }), None)
             }
         };
@@ -304,7 +311,12 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
     }
 
     /// The next batch or error; `None` if there is none any more.
-    pub(crate) fn next(&self, slots: &Arc<Slots<D>>, compute: &Stream<D>) -> Option<Outcome<E, D>> {
+    pub(crate) fn next(
+        &self,
+        slots: &Arc<Slots<D>>,
+        deadline: Option<Instant>,
+        compute: &Stream<D>,
+    ) -> Option<Outcome<E, D>> {
         let mut began = None;
         let mut line = self.line.lock();
         let (batch, outcome) = loop {
@@ -336,6 +348,15 @@ impl<'env, T: Batch, E: Send, D: Driver> Epoch<'env, T, E, D> {
                         self.changed.wait(&mut line);
                     }
                     _ => {}
+                }
+            } else if let Some(deadline) = deadline {
+                let timed_out = self.changed.wait_until(&mut line, deadline).timed_out();
+                let comes_to_an_end = line.cancelled || (line.ended && line.ahead == 0);
+                if timed_out && line.ready.is_empty() && !comes_to_an_end {
+                    let batch = line.given - line.ahead as u64;
+                    drop(line);
+                    let ((held, held_bytes), budget) = (slots.held(), slots.budget());
+                    return Some((batch, Err(FeedError::TimedOut { batch, held, held_bytes, budget })));
                 }
             } else {
                 self.changed.wait(&mut line);

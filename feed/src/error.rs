@@ -39,7 +39,7 @@ pub enum Stage {
 
 /// What a consumer gets in the place of a batch.
 ///
-/// Every error takes the place of one batch, and those behind it follow; the consumer decides whether to go on. Two end the epoch: a source that
+/// Every error but [`FeedError::Held`] and [`FeedError::TimedOut`] takes the place of one batch, and those behind it follow; the consumer decides whether to go on. Two end the epoch: a source that
 /// panicked is not asked again, and on a device whose context is lost nothing can follow.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -88,6 +88,20 @@ pub enum FeedError<E> {
         "the budget of {budget} bytes is used up, {held_bytes} of them by {held} batches that the program holds: drop one, or raise the budget"
     )]
     Held {
+        /// Batches that consumers hold.
+        held: usize,
+        /// Their slots' bytes.
+        held_bytes: u64,
+        /// The budget in bytes.
+        budget: u64,
+    },
+    /// No batch came within the limit. It takes no batch's place.
+    #[error(
+        "batch {batch} did not come in time; the program holds {held} batches, {held_bytes} bytes of a budget of {budget}: if that leaves no room, drop one"
+    )]
+    TimedOut {
+        /// The place in the epoch of the batch that comes next.
+        batch: u64,
         /// Batches that consumers hold.
         held: usize,
         /// Their slots' bytes.

@@ -17,6 +17,7 @@ use millpond::{Allocator, DeviceViewMut, Error, Stream};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// How a feeder is made: [`Feeder::builder`].
 pub struct Builder<'g, D: Driver> {
@@ -38,12 +39,12 @@ impl<D: Driver> Builder<'_, D> {
     /// more waits until batches come back; a batch that alone needs more is an error in its place. By default only the depth limits it.
     ///
     /// A batch needs its bytes twice, pinned and on the device, rounded up to 512. A program that holds as many batches as the budget has room for, and asks
-    /// for another, waits for itself: with filler threads for ever, without with [`FeedError::Held`].
+    /// for another, waits for itself: with filler threads for ever ([`Feeder::next_within`] gives up), without it gets [`FeedError::Held`].
     #[must_use]
     pub fn budget(self, bytes: u64) -> Self {
         Builder { budget: bytes, ..self }
     }
-    /// How many threads fill batches; 2 by default. With 0 there are no threads: [`Feeder::next`] asks the source and fills on its caller's thread, up
+    /// How many threads fill batches; 2 by default. More than the depth have nothing to do. With 0 there are no threads: [`Feeder::next`] asks the source and fills on its caller's thread, up
     /// to the depth. Then the same program makes the same driver calls in every run.
     #[must_use]
     pub fn fillers(self, threads: usize) -> Self {
@@ -202,9 +203,28 @@ impl<T: Batch + 'static, E: Send + 'static, D: Driver> Feeder<T, E, D> {
     /// [`FeedError`], in the batch's place. If `compute` cannot be made to wait (it captures, or belongs to another device), the batch is not lost: the next call
     /// gives it.
     pub fn next(&self, compute: &Stream<D>) -> Option<Result<FedBatch<T, D>, FeedError<E>>> {
+        self.next_until(None, compute)
+    }
+    /// The next batch, as [`Feeder::next`] gives it, if it comes within `limit`. Without filler threads nothing is waited for that this call does not do itself, and the
+    /// limit does not count.
+    ///
+    /// # Errors
+    /// [`FeedError::TimedOut`], which takes no batch's place: the batch comes with a later call. Otherwise as [`Feeder::next`].
+    pub fn next_within(
+        &self,
+        limit: Duration,
+        compute: &Stream<D>,
+    ) -> Option<Result<FedBatch<T, D>, FeedError<E>>> {
+        self.next_until(Instant::now().checked_add(limit), compute)
+    }
+    fn next_until(
+        &self,
+        deadline: Option<Instant>,
+        compute: &Stream<D>,
+    ) -> Option<Result<FedBatch<T, D>, FeedError<E>>> {
         let Inner { running, slots, meter, .. } = &*self.0;
         let epoch = Arc::clone(&running.lock().epoch);
-        let (number, outcome) = epoch.next(slots, compute)?;
+        let (number, outcome) = epoch.next(slots, deadline, compute)?;
         Some(outcome.map(|queued| FedBatch::new(queued, number, compute, meter)))
     }
 

@@ -4,7 +4,6 @@
 //! know batches, slots or threads.
 
 use crate::stats::FeedStats;
-use core::fmt::Write as _;
 use core::time::Duration;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -34,15 +33,6 @@ pub(crate) enum Track {
 }
 
 impl Track {
-    const ALL: [Track; 7] = [
-        Track::Source,
-        Track::Fill,
-        Track::Copy,
-        Track::Compute,
-        Track::Held,
-        Track::Starved,
-        Track::Consumer,
-    ];
     fn name(self) -> &'static str {
         match self {
             Track::Source => "source",
@@ -122,28 +112,36 @@ impl Meter {
     }
     /// The spans as Chrome's trace events.
     pub(crate) fn timeline(&self) -> String {
-        let mut json = String::from("{\"traceEvents\":[");
-        for (tid, track) in Track::ALL.iter().enumerate() {
-            let comma = if tid == 0 { "" } else { "," };
-            let name = track.name();
-            // Writing to a string does not fail.
-            let _ = write!(
-                json,
-                "{comma}{{\"ph\":\"M\",\"pid\":0,\"tid\":{tid},\"name\":\"thread_name\",\"args\":{{\"name\":\"{name}\"}}}}"
-            );
-        }
-        for span in &self.state.lock().spans {
-            let tid = Track::ALL.iter().position(|&t| t == span.track).unwrap_or(0);
+        let state = self.state.lock();
+        let mut spans: Vec<&Span> = state.spans.iter().collect();
+        spans.sort_by_key(|span| (span.began, span.ended));
+        // Spans of one track that overlap, such as those of several threads, have rows of their own: when the last one in each row ended.
+        let mut rows: Vec<(Track, Duration)> = Vec::new();
+        let mut events = Vec::new();
+        for span in spans {
+            let free = rows.iter().position(|&(track, ended)| track == span.track && ended <= span.began);
+            let row = free.unwrap_or(rows.len());
+            match free {
+                Some(row) => rows[row].1 = span.ended,
+                None => rows.push((span.track, span.ended)),
+            }
             let (ts, dur) = (micros(span.began), micros(span.ended.saturating_sub(span.began)));
             let name = span.track.name();
             let name = span.batch.map_or_else(|| name.to_owned(), |batch| format!("{name}, batch {batch}"));
-            let _ = write!(
-                json,
-                ",{{\"ph\":\"X\",\"pid\":0,\"tid\":{tid},\"name\":\"{name}\",\"ts\":{ts},\"dur\":{dur}}}"
-            );
+            events.push(format!(
+                "{{\"ph\":\"X\",\"pid\":0,\"tid\":{row},\"name\":\"{name}\",\"ts\":{ts},\"dur\":{dur}}}"
+            ));
         }
-        json.push_str("]}");
-        json
+        for (row, (track, _)) in rows.iter().enumerate() {
+            let (name, order) = (track.name(), *track as usize);
+            events.push(format!(
+                "{{\"ph\":\"M\",\"pid\":0,\"tid\":{row},\"name\":\"thread_name\",\"args\":{{\"name\":\"{name}\"}}}}"
+            ));
+            events.push(format!(
+                "{{\"ph\":\"M\",\"pid\":0,\"tid\":{row},\"name\":\"thread_sort_index\",\"args\":{{\"sort_index\":{order}}}}}"
+            ));
+        }
+        format!("{{\"traceEvents\":[{}]}}", events.join(","))
     }
 }
 

@@ -350,7 +350,7 @@ impl<D: Driver> Run<'_, '_, D> {
                     error,
                 })?;
             }
-            while let Some((number, outcome)) = epoch.next(&slots, compute) {
+            while let Some((number, outcome)) = epoch.next(&slots, None, compute) {
                 let queued = match outcome {
                     Ok(queued) => queued,
                     Err(error) => return Ok(Err(OutOfCoreCause::Feed(error))),

@@ -5,7 +5,7 @@
 //! device, and the host for nothing. A slot that is too small is replaced by a larger one. The bytes of all slots, whoever has them, never exceed
 //! the budget: who needs more waits until something comes back.
 //!
-//! Invariants, checked where they may break:
+//! Invariants; S1 is asserted where a slot is made, and the package's tests look for breaches of the others:
 //! - S1: `bytes` is the sum of the capacities of all slots that exist, and at most the budget.
 //! - S2: a device slot is copied to only behind every mark that it came back with.
 //! - S3: a pinned slot is written only when its copy is done.
@@ -233,7 +233,7 @@ impl<D: Driver> Slots<D> {
                 let array = state.pinned_idle.remove(i);
                 let capacity = array.as_ref().map_or(0, PinnedArray::size_bytes);
                 state.pinned_out += 1;
-                return Ok(PinnedLease { array, capacity, slots: Arc::clone(self) });
+                return Ok(PinnedLease { array, capacity, in_copy: false, slots: Arc::clone(self) });
             }
             // All that are idle are too small.
             if let Some(small) = state.pinned_idle.pop_front() {
@@ -247,10 +247,11 @@ impl<D: Driver> Slots<D> {
             let served = state.device_idle.iter().any(|slot| slot.capacity() >= bytes);
             let both = if served { capacity } else { capacity.saturating_mul(2) };
             if state.pinned < self.depth && self.has_room(&state, both) {
-                state.account(capacity);
+                self.account(&mut state, capacity);
                 (state.pinned, state.pinned_out) = (state.pinned + 1, state.pinned_out + 1);
                 drop(state);
-                let mut lease = PinnedLease { array: None, capacity, slots: Arc::clone(self) };
+                let mut lease =
+                    PinnedLease { array: None, capacity, in_copy: false, slots: Arc::clone(self) };
                 lease.array = Some(self.gpu.pinned_uninit(capacity as usize).map_err(NoSlot::Device)?);
                 return Ok(lease);
             }
@@ -293,7 +294,7 @@ impl<D: Driver> Slots<D> {
             }
             let capacity = self.capacity(&state, bytes);
             if self.has_room(&state, capacity) {
-                state.account(capacity);
+                self.account(&mut state, capacity);
                 state.device_ahead += 1;
                 drop(state);
                 let mut lease = DeviceLease::new(None, self);
@@ -355,6 +356,17 @@ impl<D: Driver> Slots<D> {
             || state.bytes.checked_add(capacity).is_some_and(|bytes| bytes <= self.budget)
     }
 
+    /// A slot is about to be made.
+    fn account(&self, state: &mut State<D>, capacity: u64) {
+        state.bytes += capacity;
+        state.bytes_peak = state.bytes_peak.max(state.bytes);
+        let (bytes, budget) = (state.bytes, self.budget);
+        assert!(
+            bytes <= budget || planted(Bug::BudgetIgnored),
+            "S1: slots of {bytes} bytes, and a budget of {budget}"
+        );
+    }
+
     /// Waits for a copy, whose slot is idle then.
     fn land(&self, state: &mut MutexGuard<'_, State<D>>, flying: Flying<D>) -> Result<(), NoSlot> {
         let Flying { upload, after, capacity, batch } = flying;
@@ -391,10 +403,6 @@ impl<D: Driver> Slots<D> {
 }
 
 impl<D: Driver> State<D> {
-    fn account(&mut self, capacity: u64) {
-        self.bytes += capacity;
-        self.bytes_peak = self.bytes_peak.max(self.bytes);
-    }
     /// Whether nothing is out but so many pinned slots.
     fn is_all_idle(&self, pinned_out: usize) -> bool {
         self.pinned_out == pinned_out && self.device_ahead == 0 && self.held == 0
@@ -419,6 +427,8 @@ pub(crate) struct PinnedLease<D: Driver> {
     /// `None`: there is no memory, only its place in the account.
     array: Option<PinnedArray<u8, D>>,
     capacity: u64,
+    /// A copy has the memory, and its place in the account.
+    in_copy: bool,
     slots: Arc<Slots<D>>,
 }
 
@@ -438,7 +448,7 @@ impl<D: Driver> Drop for PinnedLease<D> {
         state.pinned_out -= 1;
         if let Some(array) = self.array.take() {
             state.pinned_idle.push_back(array);
-        } else {
+        } else if !self.in_copy {
             state.pinned -= 1;
             state.bytes -= self.capacity;
         }
@@ -478,13 +488,9 @@ impl<D: Driver> DeviceLease<D> {
         let copied = slot.array.slice_mut(..bytes).copy_from(Part::new(array, ..bytes), &slots.copy);
         match copied {
             Ok(upload) => {
-                let mut state = slots.state.lock();
-                // It is in a copy now, which has its place in the account.
-                state.uploads.push_back(Flying { upload, after, capacity: pinned.capacity, batch });
-                state.pinned += 1;
-                state.bytes += pinned.capacity;
-                drop(state);
-                drop(pinned);
+                let flying = Flying { upload, after, capacity: pinned.capacity, batch };
+                slots.state.lock().uploads.push_back(flying);
+                pinned.in_copy = true;
                 Ok(())
             }
             Err(refused) => {

@@ -641,6 +641,7 @@ const ANY_THREAD: &[(&str, &str)] = &[
     ("launch", "`kernel::fill` and its like are made of it"),
     ("in_place", "made of a feeder's and a drain's parts"),
     ("next", "a feeder's is made of `wait_on`"),
+    ("next_within", "a feeder's, as `next`"),
     ("push", "a drain's is made of `wait_stream` and `to_pinned`"),
     ("launch_and_compare", "made of `launch` and `to_vec`"),
     ("launch_and_compare_by", "made of `launch` and `to_vec`"),

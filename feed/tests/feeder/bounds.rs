@@ -192,3 +192,32 @@ fn many_small_batches_and_nothing_grows() {
     sim.run_until_idle();
     assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
+
+/// A call with a limit gives up where a source gives nothing, and where the program holds all that the budget has room for; the batch comes later.
+#[test]
+fn a_wait_with_a_limit_gives_up() {
+    let (sim, gpu) = late();
+    let work = gpu.stream().unwrap();
+    let (to, from) = std::sync::mpsc::channel();
+    let feeder = Feeder::builder(&gpu).fillers(2).budget(1024).start(from).unwrap();
+    let none = std::time::Duration::ZERO;
+    let timed_out = |held: usize| match feeder.next_within(none, &work) {
+        Some(Err(FeedError::TimedOut { batch, held: h, held_bytes, budget: 1024 })) => {
+            assert_eq!((h, held_bytes), (held, 512 * held as u64));
+            batch
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(timed_out(0), 0);
+    to.send(words(64, 0)).unwrap();
+    to.send(words(64, 1)).unwrap();
+    let first = feeder.next(&work).unwrap().unwrap();
+    // One pinned slot and one on the device are all there may be.
+    assert_eq!(timed_out(1), 1);
+    drop(first);
+    assert_eq!(feeder.next(&work).unwrap().unwrap().number(), 1);
+    drop(to);
+    assert!(feeder.next_within(std::time::Duration::MAX, &work).is_none());
+    drop((feeder, work, gpu));
+    clean(&sim);
+}

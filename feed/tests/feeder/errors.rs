@@ -137,3 +137,59 @@ fn a_stream_that_captures_gets_no_batch_and_loses_none() {
         clean(&sim);
     }
 }
+
+/// A batch is dropped while its stream captures: its use cannot be marked then, and is once its slot is wanted.
+#[test]
+fn a_batch_that_is_dropped_in_a_capture() {
+    // With threads one of them might want the slot during the capture, which would be an error in a batch's place.
+    let (sim, gpu) = late();
+    let work = gpu.stream().unwrap();
+    let feeder = Feeder::builder(&gpu).fillers(0).depth(1).start((0..12).map(|i| words(8, i))).unwrap();
+    let batch = feeder.next(&work).unwrap().unwrap();
+    crate::foreign(&sim, &batch.views().0, 0, &work);
+    sim.begin_capture(work.native()).unwrap();
+    drop(batch);
+    let _ = sim.end_capture(work.native()).unwrap();
+    for (i, batch) in (1..).zip(feeder.on(&work)) {
+        crate::foreign(&sim, &batch.unwrap().views().0, i, &work);
+    }
+    assert_eq!(feeder.stats().batches, 12);
+    drop((feeder, work, gpu));
+    clean(&sim);
+}
+
+/// Items that panic as they are dropped, unfilled: the consumer gets that in their place, and no thread is lost.
+#[test]
+fn a_batch_whose_drop_panics() {
+    struct Sharp(Vec<u8>);
+    impl Drop for Sharp {
+        fn drop(&mut self) {
+            assert!(self.0.len() < 1000 || std::thread::panicking(), "sharp");
+        }
+    }
+    impl Batch for Sharp {
+        type Views<'a, D: millpond::driver::Driver> = millpond::DeviceView<'a, u8, D>;
+        fn layout(&self, layout: &mut Layout) {
+            layout.field::<u8>(self.0.len());
+        }
+        fn fill(self, slot: &mut Slot<'_>) -> Result<(), FillError> {
+            slot.field::<u8>().copy_from_slice(&self.0);
+            Ok(())
+        }
+        fn views<'a, D: millpond::driver::Driver>(fields: &mut Fields<'a, D>) -> Self::Views<'a, D> {
+            fields.field()
+        }
+    }
+    for fillers in [0, 1] {
+        let (sim, gpu) = late();
+        let work = gpu.stream().unwrap();
+        // The second does not fit the budget, and is dropped unfilled.
+        let batches = [10, 2000, 10].map(|n| Sharp(vec![1; n]));
+        let feeder = Feeder::builder(&gpu).fillers(fillers).budget(1024).start(batches).unwrap();
+        let found: Vec<Result<u64, String>> =
+            feeder.on(&work).map(|batch| batch.map(|b| b.number()).map_err(|e| said(&e))).collect();
+        assert_eq!(found, [Ok(0), Err("1 Fill panic sharp".into()), Ok(2)]);
+        drop((feeder, work, gpu));
+        clean(&sim);
+    }
+}

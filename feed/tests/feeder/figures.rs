@@ -73,8 +73,20 @@ fn s15_a_timeline_to_look_at() {
         assert!(span["ts"].is_f64() && span["dur"].is_f64() && span["name"].is_string(), "{span}");
     }
     assert!(spans.iter().any(|s| s["name"] == "fill, batch 199" && s["dur"] == 5.0), "{json}");
-    let rows = events.iter().filter(|e| e["ph"] == "M" && e["name"] == "thread_name").count();
-    assert_eq!(rows, 7);
+    // Each row has a name, and no two spans of it overlap.
+    let named = |row: &serde_json::Value| {
+        events.iter().any(|e| e["name"] == "thread_name" && e["tid"] == *row && e["args"]["name"].is_string())
+    };
+    for (i, span) in spans.iter().enumerate() {
+        assert!(named(&span["tid"]), "{span}");
+        let end = |s: &serde_json::Value| s["ts"].as_f64().unwrap() + s["dur"].as_f64().unwrap();
+        let overlaps = |other: &&&serde_json::Value| {
+            other["tid"] == span["tid"]
+                && other["ts"].as_f64().unwrap() + 0.0005 < end(span)
+                && span["ts"].as_f64().unwrap() + 0.0005 < end(other)
+        };
+        assert!(!spans[i + 1..].iter().any(|s| overlaps(&s)), "{span}");
+    }
 
     let (sim, gpu) = late();
     let work = gpu.stream().unwrap();

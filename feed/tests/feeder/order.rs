@@ -287,3 +287,31 @@ fn a_source_for_two_devices() {
         clean(&sims[1]);
     }
 }
+
+/// G5: a batch is taken on one thread, used on another and dropped on a third; nothing depends on the thread.
+#[test]
+fn a_batch_moves_from_thread_to_thread() {
+    let (sim, gpu) = late();
+    let work = gpu.stream().unwrap();
+    let feeder = Feeder::builder(&gpu).fillers(2).depth(1).start((0..30).map(|i| words(64, i))).unwrap();
+    let (used, to_drop) = mpsc::channel();
+    let (taken, to_use) = mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for batch in feeder.on(&work) {
+                taken.send(batch.unwrap()).unwrap();
+            }
+            drop(taken);
+        });
+        scope.spawn(|| {
+            for batch in to_use {
+                foreign(&sim, &batch.views().0, batch.number(), &work);
+                used.send(batch).unwrap();
+            }
+            drop(used);
+        });
+        scope.spawn(|| assert_eq!(to_drop.into_iter().map(|batch| batch.number()).sum::<u64>(), 29 * 15));
+    });
+    drop((feeder, work, gpu));
+    clean(&sim);
+}
