@@ -14,6 +14,7 @@
 #             where a first one has freed as much, beside two peers (benches/gpu/gpu_costs.rs, benches/peers/t13.py)
 #   transfers copies, their overlap with kernels, launches and waits beside plain CUDA and cudarc (benches/gpu/gpu_transfers)
 #   pinned    how long pinned memory takes to grow and to go back, by our pool, by the driver's own call and by one thread (benches/gpu/gpu_pinned.rs)
+#   feed      a training loop fed from the host beside the same loop with all data there, and a dataset larger than the device may have (benches/gpu/gpu_feed.rs)
 #   cublas    cuBLAS by cudarc's safe calls on arrays of ours, several streams, compared with the CPU (examples/with_cublas.rs)
 #   plug      PyTorch and CuPy on our C library, beside their own allocators, and threads, streams and captures from C (plug/gpu)
 #   ends      forks, exits and a closed library with memory alive and work pending, from C, Python and PyTorch (plug/gpu/ends_checks.*)
@@ -36,7 +37,7 @@ if [ "${1:-}" = quick ]; then
     shift
 fi
 stages=("$@")
-[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers pinned cublas plug ends nccl footprint taken rivals bench)
+[ "${#stages[@]}" -gt 0 ] || stages=(suite flight planted memcheck soak replay examples demos costs transfers pinned feed cublas plug ends nccl footprint taken rivals bench)
 bin="$PWD/target/gpu"
 [ -x "$bin/gpu_bench" ] || { echo "$bin/gpu_bench is not here: run benches/gpu-pack where there is Rust"; exit 1; }
 # Says the commit. What a stale pack measured would be reported for another source.
@@ -293,6 +294,15 @@ stage_pinned() {
     # shellcheck disable=SC2086  # one word or none
     within 200 "$bin/gpu_pinned" $size >"$here/pinned.txt" || status=$?
     tables "$here/pinned.txt"
+    [ "$status" = 3 ] && echo "an aim was missed"
+    return "$status"
+}
+
+stage_feed() {
+    local status=0
+    # shellcheck disable=SC2086  # one word or none
+    within 200 "$bin/gpu_feed" $size >"$here/feed.txt" || status=$?
+    tables "$here/feed.txt"
     [ "$status" = 3 ] && echo "an aim was missed"
     return "$status"
 }

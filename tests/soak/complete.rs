@@ -52,6 +52,10 @@ fn manifests() -> [String; 2] {
 /// Examples that need CUDA and have no loop in `tests/cudarc_soak.rs`, and why.
 const NO_LOOP_ON_CUDA: &[(&str, &str)] = &[
     ("gpu_bench", "it repeats recorded programs for a time, and frees all that they made after each"),
+    (
+        "gpu_feed",
+        "it makes an allocator and feeders for figures; feed/tests has the programs that run for long",
+    ),
     ("gpu_pinned", "it makes an allocator for each figure, and measures what pinned memory costs"),
     ("gpu_transfers", "it measures series of copies and launches between two waits, half of them not ours"),
     ("with_cublas", "it needs libcublas, and there is no stand-in for that"),
