@@ -164,6 +164,9 @@ impl Oracle {
                 let conflicting = a.kind == AccessKind::Write || kind == AccessKind::Write;
                 let lawful = !conflicting || order.before(a.at, &actor.stamp);
                 if !lawful {
+                    if let Some(live) = owner.and_then(|id| live.get_mut(&id)) {
+                        live.note_race(a.at);
+                    }
                     let known = match owner {
                         Some(id) => live[&id].knew(a, |past| order.before(a.at, past)),
                         None => a.librarys,
@@ -307,6 +310,7 @@ impl Oracle {
             brought_in: None,
             nowhere: SmallVec::new(),
             admitted: SmallVec::new(),
+            raced: SmallVec::new(),
             operations: SmallVec::new(),
             guards: SmallVec::new(),
         };
@@ -400,18 +404,24 @@ impl Oracle {
         };
         let end = self.order.now(host, live.home);
         let Oracle { order, ledger, .. } = self;
+        let mut is_unrecorded = |at| !(unknown || live.was_reported(at) || order.before(at, &end));
+        let raced: SmallVec<[At; 4]> = live.raced.iter().copied().filter(|&at| is_unrecorded(at)).collect();
         for &place in &live.pieces {
             let Some(phys) = ledger.memory.get_mut(&place.phys) else { continue };
+            let mut unreported = raced.clone();
             phys.shadow.visit(place.offset, place.offset + place.bytes, |_, cell| {
                 if cell.owner != Owner::Live(id) {
                     return;
                 }
                 cell.owner = Owner::Freed(id);
                 for a in &mut cell.now {
-                    let reported = unknown || live.was_reported(a.at);
-                    a.unrecorded = !reported && !order.before(a.at, &end);
+                    a.unrecorded = is_unrecorded(a.at);
+                    if a.unrecorded && !unreported.contains(&a.at) {
+                        unreported.push(a.at);
+                    }
                 }
             });
+            ledger.unreported(place.phys, &unreported);
         }
         if ledger.by_addr.get(&live.addr) == Some(&id) {
             ledger.by_addr.remove(&live.addr);
@@ -448,15 +458,10 @@ impl Oracle {
         if pending.is_empty() {
             return;
         }
-        let phys = &self.ledger.memory[&key];
-        let unreported = |a: &Access| {
-            let same = |x: &Access| x.at == a.at && x.unrecorded;
-            a.unrecorded
-                || phys.shadow.cells().any(|(_, c)| c.now.iter().chain(&c.former).chain(&c.ordered).any(same))
-        };
-        let reported = pending.iter().find(|a| !unreported(a)).copied();
+        // What is complete in the host's view needed no report.
+        let reported = pending.iter().find(|a| !a.unrecorded).copied();
         let access = reported.unwrap_or(pending[0]);
-        if phys.convicted == Some(access.at) {
+        if self.ledger.memory[&key].convicted == Some(access.at) {
             return;
         }
         self.ledger.phys(key).convicted = Some(access.at);

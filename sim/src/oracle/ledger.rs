@@ -27,6 +27,10 @@ impl Newest {
             Err(i) => self.0.insert(i, access),
         }
     }
+    /// The program never reported this one, if it is among them.
+    fn unreported(&mut self, at: At) {
+        self.0.iter_mut().filter(|a| a.at == at).for_each(|a| a.unrecorded = true);
+    }
 }
 
 /// One piece of physical memory.
@@ -76,6 +80,8 @@ pub(super) struct Live {
     pub(super) nowhere: SmallVec<[(Addr, u64); 0]>,
     /// Streams that the allocator admitted: they may use the bytes without coming after the birth; the allocator answers for that.
     pub(super) admitted: SmallVec<[StreamKey; 2]>,
+    /// Accesses that raced with a later one, of which their cells know nothing any more: the newest of each line.
+    pub(super) raced: SmallVec<[At; 0]>,
     /// Operations that the library announced, the latest of each stream.
     pub(super) operations: SmallVec<[Expected; 2]>,
     /// Guards that are held, or were forgotten: one a stream and kind, the last, and how many there are.
@@ -198,6 +204,13 @@ fn is_reported(used: &[(StreamKey, u64)], at: At) -> bool {
 }
 
 impl Live {
+    /// An access raced with a later one, and is forgotten where they met.
+    pub(super) fn note_race(&mut self, at: At) {
+        match self.raced.iter_mut().find(|known| known.line == at.line) {
+            Some(known) => known.tick = known.tick.max(at.tick),
+            None => self.raced.push(at),
+        }
+    }
     pub(super) fn bytes(&self) -> u64 {
         self.pieces.iter().map(|p| p.bytes).sum()
     }
@@ -243,6 +256,17 @@ impl Ledger {
         self.phys(phys).mappings += 1;
         let old = self.maps.insert(map, Map { phys, newest: Newest::default() });
         assert!(old.is_none(), "{map:?} was mapped twice");
+    }
+    /// The program never reported these accesses of that memory: what they leave pending is its own.
+    pub(super) fn unreported(&mut self, key: PhysKey, accesses: &[At]) {
+        if accesses.is_empty() {
+            return;
+        }
+        let maps = self.maps.values_mut().filter(|map| map.phys == key).map(|map| &mut map.newest);
+        let of_phys = self.memory.get_mut(&key).map(|phys| &mut phys.newest);
+        for newest in maps.chain(of_phys) {
+            accesses.iter().for_each(|&at| newest.unreported(at));
+        }
     }
     pub(super) fn phys(&mut self, key: PhysKey) -> &mut Phys {
         self.memory.get_mut(&key).unwrap_or_else(|| panic!("the oracle knows no memory {key:?}"))
