@@ -32,7 +32,7 @@ use std::time::Instant;
 const CAPACITY: u64 = 141 << 30;
 
 /// A policy and its aims for workloads on their own streams: the geometric mean, with the host running ahead and not, and the worst. They are for virtual
-/// memory under the pools, the default; plain segments (`MILLPOND_VIRTUAL=never`) miss them. Those of `latency` are near what a simulation of windows without moves gave: 1.073
+/// memory under the pools (`MILLPOND_VIRTUAL=auto`); plain segments miss them. Those of `latency` are near what a simulation of windows without moves gave: 1.073
 /// on one stream.
 struct Aim {
     policy: Policy,

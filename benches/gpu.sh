@@ -70,8 +70,8 @@ stage_suite() {
         echo "--- $(basename "$test")"
         within 200 "$test" --test-threads=1 || { status=$?; echo "$(basename "$test") ended with $status"; failed=1; }
     done
-    echo "--- test-on_gpu with plain segments"
-    MILLPOND_VIRTUAL=never within 200 "$bin/test-on_gpu" --test-threads=1 || { echo "ended with $?"; failed=1; }
+    echo "--- test-on_gpu with virtual memory beneath the pools"
+    MILLPOND_VIRTUAL=auto within 200 "$bin/test-on_gpu" --test-threads=1 || { echo "ended with $?"; failed=1; }
     return "$failed"
 }
 

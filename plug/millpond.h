@@ -303,8 +303,7 @@ const char *millpond_version(void);
 
 /*
  The allocator that PyTorch's calls for a device go to. If `options` (see millpond_create) are not null it is made with them, and
- then must not exist yet. Where the process sees several GPUs it has plain segments, unless `virtual` or MILLPOND_VIRTUAL says otherwise: PyTorch's kernels copy between
- GPUs.
+ then must not exist yet.
  */
 millpond_status millpond_torch_allocator(int device,
                                          const char *options,

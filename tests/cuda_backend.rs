@@ -18,7 +18,7 @@ use millpond::driver::{
 };
 use millpond::trace::{BlockNo, Call, Log, StreamNo, ThreadNo};
 use millpond::units::Addr;
-use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable, VirtualMemory};
+use millpond::{Allocator, Config, DriverErrorKind, Error, Trim, Unavailable};
 use millpond_replay::{Workload, replay_log};
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit::dice::Dice;
@@ -584,8 +584,7 @@ fn options_say_where_segments_come_from_and_wipe_them() {
     // An allocator that scrubs wipes at the allocation and before the segment goes back; one that does not, never.
     for (scrub, wiped) in [(true, 2), (false, 0)] {
         let fills = rig.calls_of("cuMemsetD8Async");
-        let config = Config::default().virtual_memory(VirtualMemory::Never).scrub(scrub);
-        let gpu = Allocator::new(rig.cuda.clone(), config).expect("an allocator");
+        let gpu = Allocator::new(rig.cuda.clone(), Config::default().scrub(scrub)).expect("an allocator");
         let home = gpu.stream().expect("a stream");
         drop(gpu.alloc(MIB, &home).expect("memory"));
         drop((home, gpu));
@@ -620,11 +619,7 @@ fn c04_sources_of_memory() {
     let stream_ordered = ["cuMemAllocFromPoolAsync", "cuMemFreeAsync"];
     for (cuda, used, unused) in [(rig.cuda.clone(), plain, stream_ordered), (pooled, stream_ordered, plain)] {
         let before = [used, unused].concat().iter().map(|name| rig.calls_of(name)).collect::<Vec<_>>();
-        // The driver's own pool is taken for being asked for; in place of plain allocations there would be windows.
-        let pooled = used == stream_ordered;
-        let config = Config::default();
-        let config = if pooled { config } else { config.virtual_memory(VirtualMemory::Never) };
-        let gpu = Allocator::new(cuda, config).expect("an allocator");
+        let gpu = Allocator::new(cuda, Config::default()).expect("an allocator");
         let (home, other) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
         for word in 1..=20 {
             let block = gpu.alloc(word * MIB, &home).expect("memory");
@@ -657,26 +652,6 @@ fn c04_sources_of_memory() {
     }
     let host_after = host_calls(&rig);
     assert_eq!((host_after.0 - host_before.0, host_after.1 - host_before.1), (2, 2));
-    // By default there are windows in place of plain allocations, and in place of the driver's pool only if the program insists.
-    let pooled = rig.cuda.clone().backing(Backing::Async { keep: 0 }).expect("the device has pools");
-    let sources = [stream_ordered[0], plain[0], "cuMemCreate"];
-    let insists = Config::default().virtual_memory(VirtualMemory::Always);
-    for (cuda, config, source) in [
-        (rig.cuda.clone(), Config::default(), "cuMemCreate"),
-        (pooled.clone(), Config::default(), stream_ordered[0]),
-        (pooled.clone(), insists, "cuMemCreate"),
-        (rig.cuda.clone(), Config::default().virtual_memory(VirtualMemory::Never), plain[0]),
-    ] {
-        let before = sources.map(|name| rig.calls_of(name));
-        let gpu = Allocator::new(cuda, config).expect("an allocator");
-        let home = gpu.stream().expect("a stream");
-        drop(gpu.alloc(MIB, &home).expect("memory"));
-        let made =
-            sources.map(|name| rig.calls_of(name)).iter().zip(before).map(|(a, b)| a - b).collect::<Vec<_>>();
-        assert_eq!(made, sources.map(|name| u64::from(name == source)), "calls of {sources:?}");
-        drop((home, gpu));
-    }
-    drop(pooled);
     rig.clean();
 }
 

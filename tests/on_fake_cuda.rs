@@ -34,9 +34,6 @@ mod early {
 mod late {
     millpond_testkit::conformance!(crate::bench(crate::When::Latest));
 }
-mod late_with_segments {
-    millpond_testkit::conformance!(crate::bench(crate::When::Latest).map(crate::OnCuda::plain));
-}
 mod random {
     millpond_testkit::conformance!(crate::bench(crate::When::Random(7)));
 }

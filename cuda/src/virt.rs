@@ -61,9 +61,7 @@ unsafe impl Mapping for Cuda {
     type Handle = GpuHandle;
 
     fn mapping(&self) -> Option<MappingFacts> {
-        // A pool of the driver's is there because the program asked for it.
-        let facts = |unit| MappingFacts::new(unit).with(self.device.may).only_if_asked(self.pool.is_some());
-        self.device.granularity.map(facts)
+        self.device.granularity.map(|unit| MappingFacts::new(unit).with(self.device.may))
     }
 
     fn reserve(&self, bytes: u64, at: Option<Addr>) -> DriverResult<Addr> {

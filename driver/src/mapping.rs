@@ -14,9 +14,6 @@ pub struct MappingFacts {
     pub granularity: u64,
     /// Which properties its physical memory may have.
     pub may: Properties,
-    /// The program chose where this driver's plain memory comes from (`cuda::Backing::Async`): an allocator takes virtual memory only if it is told to,
-    /// and not merely because it is there.
-    pub only_if_asked: bool,
 }
 
 /// What physical memory is made for, besides use on its own device. Nothing by default.
@@ -50,17 +47,12 @@ impl Properties {
 impl MappingFacts {
     /// Virtual memory in units of so many bytes, of no special properties.
     pub const fn new(granularity: u64) -> MappingFacts {
-        MappingFacts { granularity, may: Properties::new(false, false, false), only_if_asked: false }
+        MappingFacts { granularity, may: Properties::new(false, false, false) }
     }
     /// The same, where physical memory may have these properties.
     #[must_use]
     pub const fn with(self, may: Properties) -> MappingFacts {
         MappingFacts { may, ..self }
-    }
-    /// The same, [to be taken](MappingFacts::only_if_asked) only by programs that ask for it.
-    #[must_use]
-    pub const fn only_if_asked(self, only_if_asked: bool) -> MappingFacts {
-        MappingFacts { only_if_asked, ..self }
     }
 }
 

@@ -15,8 +15,6 @@ use crate::throw::throw;
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
-use pond::cuda::Cuda;
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
 /// The maximum number of devices.
@@ -40,19 +38,6 @@ fn door(device: c_int) -> Result<&'static Door, Failure> {
     }
 }
 
-/// The options, with plain segments where the process sees several GPUs and neither they nor the environment say which memory they want: PyTorch's copies
-/// between GPUs that convert or are not contiguous are kernels of one of them that access the other's memory, and mapped memory is its device's alone.
-fn for_peers(options: &str) -> Cow<'_, str> {
-    const NAME: &str = "virtual";
-    let names = options.split(',').filter_map(|option| option.split_once('='));
-    let asked = names.map(|(name, _)| name.trim()).any(|name| name.eq_ignore_ascii_case(NAME));
-    let asked = asked || std::env::var_os("MILLPOND_VIRTUAL").is_some_and(|value| !value.is_empty());
-    if asked || Cuda::devices().is_ok_and(|devices| devices < 2) {
-        return Cow::Borrowed(options);
-    }
-    Cow::Owned(format!("{options},{NAME}=never"))
-}
-
 #[cold]
 fn open(
     device: c_int,
@@ -71,7 +56,7 @@ fn open(
             )),
         };
     }
-    let door = crate::ffi::open(device.cast_unsigned(), &for_peers(options.unwrap_or_default()))?;
+    let door = crate::ffi::open(device.cast_unsigned(), options.unwrap_or_default())?;
     door.lasts();
     Ok(place.get_or_init(|| door))
 }
@@ -91,8 +76,7 @@ pub fn put_off() -> usize {
 }
 
 /// The allocator that PyTorch's calls for a device go to. If `options` (see millpond_create) are not null it is made with them, and
-/// then must not exist yet. Where the process sees several GPUs it has plain segments, unless `virtual` or MILLPOND_VIRTUAL says otherwise: PyTorch's kernels copy between
-/// GPUs.
+/// then must not exist yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_torch_allocator(
     device: c_int,

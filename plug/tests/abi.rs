@@ -21,8 +21,6 @@ mod later;
 mod most;
 #[path = "abi/old.rs"]
 mod old;
-#[path = "abi/peers.rs"]
-mod peers;
 #[path = "abi/permanent.rs"]
 mod permanent;
 #[cfg(millpond_mutants)]
@@ -896,8 +894,7 @@ fn a_failed_create_changes_no_other_allocator() {
     alone("a_failed_create_changes_no_other_allocator", |fake| {
         fake.reset(GIB, 2, When::Earliest);
         let cuda = program();
-        // With room for all in one segment: what comes back for a request is held back until its stream is marked, whoever expects captures.
-        let (s, door) = (stream(&cuda), Door::new("captures=none,virtual=never"));
+        let (s, door) = (stream(&cuda), Door::new("captures=none"));
         assert_eq!(door.free_unknown(door.alloc(MIB, &s)), OK);
         assert_eq!(door.held_back(), 0, "no captures are expected");
         // An early driver call of a create, and the last one that can fail.

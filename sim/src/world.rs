@@ -338,15 +338,13 @@ impl World {
         // write has to come after, and the wait for them would count as unneeded.
         let of = |kind| touches.iter().filter(move |touch| touch.kind == kind);
         for touch in of(AccessKind::Write).chain(of(AccessKind::Read)) {
-            for (n, part) in self.memory.parts(touch.addr, touch.bytes).into_iter().enumerate() {
-                oracle.goes_on(n > 0);
+            for part in self.memory.parts(touch.addr, touch.bytes) {
                 match part {
                     Part::Here { bytes, map, phys, offset, .. } => {
                         oracle.access(op, Some(map), phys, offset, bytes, touch.kind, touch.tag);
                     }
                     Part::Hole { addr, bytes } => oracle.unmapped_access(op, Addr(addr), bytes, touch.tag),
                 }
-                oracle.goes_on(false);
             }
         }
     }

@@ -108,8 +108,7 @@ impl Policy {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reuse {
-    /// Never: a pool keeps what it acquired while its stream lives. Memory of streams that are gone serves others as it becomes complete. A request at the
-    /// limit gives complete memory of other streams back to the device, where that waits for nothing ([`VirtualMemory`]), and grows.
+    /// Never: a pool keeps what it acquired while its stream lives. Memory of streams that are gone serves others as it becomes complete.
     Never,
     /// Only when it is complete, or ordered already.
     Ordered,
@@ -133,7 +132,7 @@ impl Reuse {
     }
 }
 
-/// How much a pool acquires from the device at once, in plain segments: a window grows by what is missing there ([`VirtualMemory`]).
+/// How much a pool acquires from the device at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
@@ -162,21 +161,20 @@ impl Default for Growth {
 pub const SMALL_BYTES: u64 = 256 << 10;
 
 /// Whether pools take a device's virtual memory: windows of addresses that physical memory fills where a request lacks some, in units of 2 MiB. Without,
-/// each request that fits into no free range takes a segment of its own ([`Growth`]).
+/// each request that fits into no free range takes a segment of its own.
 ///
 /// Mapped memory is its device's alone: a kernel of another GPU that may read plain memory after `cuCtxEnablePeerAccess` may not read it, and
-/// `cuIpcGetMemHandle` refuses it. Copies between devices work. A program that needs either takes [`VirtualMemory::Never`].
+/// `cuIpcGetMemHandle` refuses it. Copies between devices work. With `cuda::Backing::Async` it takes the place of the driver's own pool.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum VirtualMemory {
-    /// Where the device has it, but for baselines that count bytes ([`Growth::Exact`], [`Config::exact_fit`]) and where the program chose another source
-    /// of memory, the driver's own pool (`cuda::Backing::Async`).
-    #[default]
+    /// Where the device has it, but for baselines that count bytes: [`Growth::Exact`], [`Config::exact_fit`].
     Auto,
     /// Plain segments only.
+    #[default]
     Never,
-    /// In any case, in place of the driver's own pool too. For baselines that count bytes, and on a device without, no allocator can be made.
+    /// In any case: where [`VirtualMemory::Auto`] comes to plain segments, no allocator can be made.
     Always,
 }
 
@@ -259,7 +257,7 @@ crate::report::read::read_fields!(Config {
 } but staging_pieces, sinks, hook, clock, group);
 
 impl Config {
-    /// The defaults: no limit, latency policy, virtual memory where the device has it, waits between streams that the program has ordered.
+    /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
     pub fn new() -> Config {
         Config::default()
     }
@@ -281,7 +279,7 @@ impl Config {
         self.reuse = reuse;
         self
     }
-    /// How much a pool acquires from the device at once, in plain segments: a window grows by what is missing there ([`VirtualMemory`]).
+    /// How much a pool acquires from the device at once.
     #[must_use]
     pub fn growth(mut self, growth: Growth) -> Config {
         self.growth = growth;
@@ -327,7 +325,7 @@ impl Config {
         self.scrub = on;
         self
     }
-    /// Whether pools take the device's virtual memory: by default where it has some.
+    /// Whether pools take the device's virtual memory; not by default yet.
     #[must_use]
     pub fn virtual_memory(mut self, choice: VirtualMemory) -> Config {
         self.virtual_memory = choice;

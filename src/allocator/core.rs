@@ -312,13 +312,8 @@ impl<D: Driver> Core<D> {
         // Read before the wait: memory freed later has uses that this wait does not cover.
         let unpin = self.host.lock().pool.heap.live() == 0;
         // A driver that panics in the wait counts as one that fails.
-        let try_wait =
-            |wait: &dyn Fn() -> DriverResult<()>| catch_unwind(AssertUnwindSafe(|| self.is_over(wait())));
-        let waited = try_wait(&|| self.wait_or_synchronize(self.ours()));
-        let over = match waited {
-            Ok(over) => over,
-            Err(_) => try_wait(&|| self.registry.prove_all(&self.driver)).unwrap_or(false),
-        };
+        let waited = catch_unwind(AssertUnwindSafe(|| self.is_over(self.wait_or_synchronize(self.ours()))));
+        let over = *waited.as_ref().unwrap_or(&false);
         let pools = core::mem::take(&mut *self.pools.lock());
         for pool in &pools {
             let mut state = pool.lock();

@@ -66,9 +66,6 @@ impl<D: Driver> Windows<D> {
 
     fn on(driver: &D, config: &Config, capacity: u64) -> Option<Windows<D>> {
         let device = VirtualMemory::new(driver.clone())?.with(config.handles.properties());
-        if device.facts().only_if_asked && config.virtual_memory == Choice::Auto {
-            return None;
-        }
         let records = Physical::new(device.facts().granularity, capacity)?;
         Some(Windows {
             device: Arc::new(device),

@@ -157,9 +157,7 @@ impl<'m, D: Driver> Miss<'m, D> {
         let most = match self.want.kind {
             Kind::Small => unit.bytes(),
             Kind::Large => {
-                // A program's first request may be longer than all that is reserved.
-                let of = backing.reserved.max(self.want.len.bytes());
-                price::handle_bytes(level, (of, options.largest_handle), unit.bytes())
+                price::handle_bytes(level, (backing.reserved, options.largest_handle), unit.bytes())
             }
         };
         let most = Granules((most / GRANULE_BYTES) as u32);

@@ -1,20 +1,19 @@
 //! The CUDA backend on the bench: the suite's kernels are the backend's own. What lies under it, a GPU or the stand-in,
 //! it does not know.
 
-use crate::rig::plain_if_wanted;
 use crate::suite::{Bench, PATIENCE};
 use cudarc::driver::sys;
+use millpond::allocator::VirtualMemory;
 use millpond::cuda::{Cuda, GpuGate, GpuStream};
 use millpond::driver::{DriverResult, Fences, Memory};
 use millpond::units::Addr;
-use millpond::{Allocator, Config, VirtualMemory};
+use millpond::{Allocator, Config};
 use std::time::Duration;
 
 /// A context of a device, and what judges it beside its own checks.
 pub struct OnCuda {
     cuda: Cuda,
     judge: Box<dyn Judge>,
-    memory: VirtualMemory,
 }
 
 /// A check that has something to report when the backend itself is gone.
@@ -27,13 +26,7 @@ impl OnCuda {
     pub fn new(cuda: Cuda, judge: impl Judge + 'static) -> OnCuda {
         // The first launch of a kernel that is not loaded waits for running ones: load them before any test.
         cuda.load_kernels().expect("our kernels");
-        OnCuda { cuda, judge: Box::new(judge), memory: VirtualMemory::Auto }
-    }
-
-    /// The same, for allocators of plain segments.
-    #[must_use]
-    pub fn plain(self) -> OnCuda {
-        OnCuda { memory: VirtualMemory::Never, ..self }
+        OnCuda { cuda, judge: Box::new(judge) }
     }
 
     /// Makes a call that the backend has no verb for, in its context; answers the driver's code.
@@ -58,9 +51,10 @@ impl Bench for OnCuda {
     fn device(&self) -> &Cuda {
         &self.cuda
     }
-    /// With `MILLPOND_VIRTUAL=never` in the environment all are of plain segments.
+    /// With `MILLPOND_VIRTUAL=auto` in the environment, virtual memory is beneath the pools.
     fn allocator(&self, config: Config) -> Allocator<Cuda> {
-        let config = plain_if_wanted(config.virtual_memory(self.memory));
+        let windows = std::env::var("MILLPOND_VIRTUAL").is_ok_and(|choice| choice == "auto");
+        let config = if windows { config.virtual_memory(VirtualMemory::Auto) } else { config };
         Allocator::new(self.cuda.clone(), config).expect("an allocator")
     }
     fn gate(&self, on: &GpuStream) -> GpuGate {
@@ -141,7 +135,7 @@ impl Bench for OnCuda {
     }
     fn finish(self) -> Result<(), String> {
         let contents = self.tally();
-        let OnCuda { cuda, judge, .. } = self;
+        let OnCuda { cuda, judge } = self;
         let (left, errors) = (cuda.outstanding(), cuda.deferred());
         drop(cuda);
         let own = contents.and_then(|()| {

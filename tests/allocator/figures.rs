@@ -29,7 +29,7 @@ use millpond::report::{Counters, Histogram, Ladder, PoolReport, Report};
 use millpond::units::{DeviceId, GIB, Granules, MIB, StreamId};
 use millpond::{
     Allocation, Allocator, Config, DriverErrorKind, Growth, Limit, PinnedAllocation, Policy, Reuse, Stream,
-    Trim, VirtualMemory,
+    Trim,
 };
 use millpond_sim::{Call, Launch, Ledger, Schedule, Sim};
 use millpond_testkit::effort::{is_full, ordinary_or_full};
@@ -401,8 +401,7 @@ impl World {
         } else {
             Config::default().reuse(Reuse::Ordered).deterministic(true).bounded_wait(Duration::ZERO)
         };
-        // With windows: `figures/physical.rs`.
-        config.pinned_limit(PINNED).virtual_memory(VirtualMemory::Never)
+        config.pinned_limit(PINNED)
     }
 
     /// An allocator that has memory ends, and the driver refuses once to take it back: only the report shows it, and the second

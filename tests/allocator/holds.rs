@@ -58,7 +58,7 @@ fn a_segment_says_what_lies_under_an_address() {
     all_clean(&sim, gpu);
     // Plain segments.
     let sim = late();
-    let gpu = Allocator::new(sim.clone(), Config::default().virtual_memory(VirtualMemory::Never)).unwrap();
+    let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
     let s = gpu.stream().unwrap();
     let blocks = [3, 5, 30].map(|mib| gpu.alloc(mib * MIB, &s).unwrap());
     let segments = [0, 1, 2].map(|n: usize| gpu.segment(blocks[n].address().plus(MIB)).unwrap());

@@ -8,7 +8,7 @@ use millpond::error::Holder;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{
     Allocation, Allocator, Config, DriverError, DriverErrorKind, Growth, Limit, OutOfMemory, Reuse, Stream,
-    Trim, VirtualMemory,
+    Trim,
 };
 use millpond_sim::{Schedule, Sim};
 use std::sync::{Arc, Mutex};
@@ -34,8 +34,7 @@ fn assert_not_advised(facts: &OutOfMemory, words: &[&str]) {
 /// A leak in many pieces under one name is called by its name, and the advice is not to look for fragments or to trim.
 #[test]
 fn a_leak_in_pieces_is_no_fragmentation() {
-    // In segments: a window is filled to the last unit.
-    let gpu = gpu(68 * MIB, Config::default().virtual_memory(VirtualMemory::Never));
+    let gpu = gpu(68 * MIB, Config::default());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let other = gpu.alloc(100 * KIB, &t).unwrap();
     let mut leaked = Vec::new();
@@ -152,7 +151,7 @@ fn what_is_held_back_is_brought_by_no_trim() {
 /// The advice of each state, by facts of that state. It is a function of the facts alone.
 #[test]
 fn advice_follows_from_the_facts() {
-    let gpu = gpu(64 * MIB, Config::default().virtual_memory(VirtualMemory::Never));
+    let gpu = gpu(64 * MIB, Config::default());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let (x, y) = (gpu.alloc(30 * MIB, &s).unwrap(), gpu.alloc(MIB, &t).unwrap());
     let held = facts(gpu.alloc(60 * MIB, &s));

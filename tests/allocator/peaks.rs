@@ -2,18 +2,13 @@
 //! were the figure.
 
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Allocation, Allocator, Config, Reuse, Stream, Trim, VirtualMemory};
+use millpond::{Allocation, Allocator, Config, Reuse, Stream, Trim};
 use millpond_sim::Sim;
 use millpond_testkit::dice::Dice;
 use std::collections::HashMap;
 
-/// In plain segments what follows a growth of 20 MiB are hits, which no cut sees.
-fn plain() -> Config {
-    Config::default().virtual_memory(VirtualMemory::Never)
-}
-
 fn gpu() -> Allocator<Sim> {
-    Allocator::new(Sim::new(GIB), plain()).unwrap()
+    Allocator::new(Sim::new(GIB), Config::default()).unwrap()
 }
 
 /// One pool's own peak is exact, from hits alone: two arrays of 4 MiB in one segment.
@@ -103,7 +98,7 @@ fn pools_that_are_gone_count() {
 /// Two pools that are full at one moment, of which one goes before any cut.
 #[test]
 fn a_pool_that_is_gone_was_full_beside_another() {
-    let gpu = Allocator::new(Sim::new(GIB), plain().reuse(Reuse::Never)).unwrap();
+    let gpu = Allocator::new(Sim::new(GIB), Config::default().reuse(Reuse::Never)).unwrap();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     // Both have grown: what follows are hits.
     for s in [&s, &t] {
@@ -136,13 +131,7 @@ fn a_loan_is_seen() {
 /// know to have held together.
 #[test]
 fn bounds_hold_beside_other_threads() {
-    for memory in [VirtualMemory::Never, VirtualMemory::Always] {
-        bounds_hold_in(memory);
-    }
-}
-
-fn bounds_hold_in(memory: VirtualMemory) {
-    let gpu = Allocator::new(Sim::new(GIB), Config::default().virtual_memory(memory)).unwrap();
+    let gpu = gpu();
     let barrier = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
         for t in 0..3u64 {

@@ -7,7 +7,7 @@ use millpond::driver::{Copies, Fences};
 use millpond::report::Profile;
 use millpond::trace::{Event as Happening, Sink};
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim, VirtualMemory};
+use millpond::{Allocator, Config, Error, Growth, Limit, Reuse, Stream, Trim};
 use millpond_sim::{Launch, Sim};
 use millpond_testkit::rig::{all_clean, check, late, on, write};
 use std::sync::{Arc, Mutex};
@@ -364,14 +364,8 @@ fn h13_profile_reuse_factor() {
 /// C1: memory goes back for one stream or for all, also where chunks had been split.
 #[test]
 fn c01_trim_one_stream_or_all() {
-    // Eight handles in a window of which b keeps one; a segment without, which goes as a whole.
-    trims_one_stream_or_all(VirtualMemory::Always, (16 * MIB, 8), 14 * MIB);
-    trims_one_stream_or_all(VirtualMemory::Never, (20 * MIB, 1), 0);
-}
-
-fn trims_one_stream_or_all(memory: VirtualMemory, of_a: (u64, u64), beside_kept: u64) {
     let sim = Sim::new(4 * GIB);
-    let gpu = on(&sim, Config::default().virtual_memory(memory));
+    let gpu = on(&sim, Config::default());
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     for s in [&a, &b] {
         let parts: Vec<_> = (0..8).map(|_| gpu.alloc(2 * MIB, s).unwrap()).collect();
@@ -381,11 +375,11 @@ fn trims_one_stream_or_all(memory: VirtualMemory, of_a: (u64, u64), beside_kept:
     let before = gpu.report().reserved;
     gpu.synchronize().unwrap();
     let first = gpu.trim(Trim::Stream(&a)).unwrap();
-    assert_eq!((first.bytes, first.segments), of_a);
-    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, beside_kept, "what b keeps is in use");
+    assert_eq!((first.bytes, first.segments), (20 * MIB, 1));
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, 0, "b's segment is in use");
     drop(kept);
     gpu.synchronize().unwrap();
-    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, before - first.bytes - beside_kept);
+    assert_eq!(gpu.trim(Trim::All).unwrap().bytes, before - first.bytes);
     assert_eq!(sim.ledger().bytes_reserved, 0);
     drop((a, b));
     all_clean(&sim, gpu);

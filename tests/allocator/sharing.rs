@@ -230,7 +230,7 @@ fn an_exported_block_is_the_same_memory_elsewhere() {
 #[test]
 fn what_cannot_be_exported_is_refused_in_words() {
     let shared = alone(64).exportable(true);
-    let plain = Config::default().virtual_memory(VirtualMemory::Never).handles(shared);
+    let plain = Config::default().handles(shared);
     for (config, mib, found, advice) in [
         (plain, 8, "plain segment", "virtual memory"),
         (windows(64, Handles::default()), 2, "not made to be exported", "MILLPOND_EXPORT"),

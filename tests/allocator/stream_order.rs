@@ -114,8 +114,7 @@ proptest! {
         config in options(),
     ) {
         let sim = Sim::new(256 * MIB).schedule(schedule).contents(false);
-        // Plain segments: of a write that was not recorded and that another one races with, the oracle no longer knows at an unmap that it was not recorded.
-        let gpu = rig::on(&sim, config.virtual_memory(millpond::VirtualMemory::Never));
+        let gpu = rig::on(&sim, config);
         replay(&program, &gpu).unwrap();
         sim.run_until_idle();
         prop_assert_eq!(sim.tally().violations_of_allocator, 0, "{:?}\n{}", sim.violations(), program);

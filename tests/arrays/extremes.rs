@@ -11,7 +11,7 @@ use millpond::array::MOST_DIMENSIONS;
 use millpond::bytemuck::Pod;
 use millpond::transfer::Part;
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, DeviceArray, Error, PinnedArray, Shape, Trim, VirtualMemory};
+use millpond::{Allocator, Config, DeviceArray, Error, PinnedArray, Shape, Trim};
 use millpond_sim::Sim;
 use millpond_testkit::quiet;
 use proptest::prelude::*;
@@ -27,11 +27,7 @@ const MOST: u64 = 512 * u32::MAX as u64;
 
 fn device() -> (Sim, Allocator<Sim>) {
     let sim = Sim::new(DEVICE).pinned_capacity(PINNED);
-    device_with(sim, Config::default())
-}
-
-fn device_with(sim: Sim, config: Config) -> (Sim, Allocator<Sim>) {
-    (sim.clone(), Allocator::new(sim, config).unwrap())
+    (sim.clone(), Allocator::new(sim, Config::default()).unwrap())
 }
 
 /// The ends of a range of numbers that a program may well pass, and their neighbours: 0, `n`, half of all there are, all.
@@ -389,9 +385,7 @@ proptest! {
         align in prop_oneof![ends(DEVICE as usize), ends(512), (0..64_u32).prop_map(|bits| 1 << bits)],
         less in 0..3_u64,
     ) {
-        // In a segment the skipped bytes are memory; in a window they are addresses.
-        let plain = Config::default().virtual_memory(VirtualMemory::Never);
-        let (_sim, gpu) = device_with(Sim::new(DEVICE), plain);
+        let (_sim, gpu) = device();
         let s = gpu.stream().unwrap();
         let align = align as u64;
         // Also what holds exactly, one byte less and one granule less, wherever it begins.

@@ -105,7 +105,7 @@ impl Bucket {
     }
 }
 
-/// How long the handles are at most that fill large requests at a level, in bytes: a 256th of what is reserved, or of the request if that is more, so that handles are few, and one of
+/// How long the handles are at most that fill large requests at a level, in bytes: a 256th of what is reserved, so that handles are few, and one of
 /// which a part is live keeps little else from the device, and no longer than configured; twice and four times as long at higher levels. A power of two and
 /// whole units.
 pub fn handle_bytes(level: u32, (reserved, longest): (u64, u64), unit: u64) -> u64 {

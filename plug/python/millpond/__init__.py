@@ -279,13 +279,6 @@ def _words(options):
     return ",".join(said).encode()
 
 
-def _for_peers(options, devices):
-    """For a framework whose kernels may access other GPUs' memory, where there are several: plain segments, unless the program or its environment says
-    which memory it wants."""
-    asked = options.get("virtual") is not None or os.environ.get("MILLPOND_VIRTUAL")
-    return options if devices < 2 or asked else {**options, "virtual": "never"}
-
-
 class _Dropped(functools.partial):
     """Calls its function when its last reference goes: by the interpreter's own code alone, which no signal interrupts."""
 
@@ -310,8 +303,7 @@ class Allocator:
     """An allocator on a device: its number, or "cuda:0".
 
     Options: limit, soft_limit, low_watermark, high_watermark and pinned_limit (bytes, "6GiB", "40%", a share as a float; of pinned memory a share of the host's, by default half), policy ("latency", "footprint"), reuse
-    ("never", "ordered", "known", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", the default: virtual memory where the device has it; "never", for programs whose
-    kernels read other GPUs' memory; "always"), for the policy "footprint" with
+    ("never", "ordered", "known", "waits"), growth ("rounded", "exact"), deterministic, scrub, virtual ("auto", "never", "always"), for the policy "footprint" with
     virtual memory slack and move_time (a share), handle (bytes), moves (a number, or "none") and move_credit_ms; export ("none", "fd", "fabric"), rdma, one_handle (bytes, or "none"); wait_ms, staging_threads (of copies of slices, which Rust programs make), captures
     ("expected", "none": graphs are captured only on streams that were declared permanent). Options that are not given come from the
     environment (MILLPOND_LIMIT and so on). A process can have 4096 at one time, ended ones whose memory is not all freed among them, and the next

@@ -694,7 +694,7 @@ class MemoryPool:
         self._uses = uses
         self._may_synchronize = may_synchronize
         self._watched = uses == "known"
-        self._options = millpond._for_peers(options, cupy.cuda.runtime.getDeviceCount())
+        self._options = options
         self._devices = {}
         if not _watch_captures() and may_synchronize:
             raise RuntimeError("the captures of this CuPy cannot be watched, and a wait for the device would end them: leave may_synchronize out")

@@ -573,13 +573,6 @@ class TestCaptures(Test):
             self.assertIsNotNone(two.end_capture(), "it lives")
 
     @alone(MILLPOND_FAKE_DEVICES=2)
-    def test_kernels_of_other_gpus_reach_plain_segments(self):
-        """CuPy's kernels may access another GPU's memory, and what is mapped is its device's alone."""
-        for devices, options, windows in ((1, {}, True), (2, {}, False), (2, {"virtual": "auto"}, True)):
-            self.make(devices=devices, options=options)
-            self.assertEqual(self.pool.allocator().stats()["physical"] is not None, windows, (devices, options))
-
-    @alone(MILLPOND_FAKE_DEVICES=2)
     def test_a_free_inside_another_devices_free_beside_the_begin_of_a_capture(self):
         """The collector frees an array of device 0 while a free of device 1 names streams, and another thread begins a capture."""
         cuda = self.make(devices=2, options={})

@@ -46,7 +46,6 @@ const EXCEPTIONS: &[(&str, May, &str)] = &[
     ("/sparse", Move, "segments came or went"),
     ("/sparse_bytes", Move, "segments came or went"),
     ("/sparse_live", Move, "segments came or went"),
-    ("/physical/*", Move, "handles, windows and addresses came or went, or handles moved"),
     ("/pinned_host/segments", Move, "segments came or went"),
     ("/pinned_host/segments_created", Move, "segments came"),
     ("/pinned_host/segments_released", Move, "segments went"),
@@ -318,7 +317,6 @@ mod tests {
         report.pools.push(PoolReport::default());
         report.pinned = Some(PoolReport::default());
         report.pinned_host = Some(PinnedReport::default());
-        report.physical = Some(pond::report::PhysicalReport::default());
         report.driver_calls.insert("some".into(), 1);
         report.to_value()
     }

@@ -140,11 +140,8 @@ fn run_ahead_costs_memory_or_waits() {
 fn under_pressure_every_rung_keeps_the_order() {
     let log = gnn();
     let peak = log.info().peak_live_rounded;
-    let of = [(Reuse::WithWaits, 100), (Reuse::WithWaits, 0), (Reuse::Ordered, 30)];
-    // Windows hold the same within less.
-    let memories = [(VirtualMemory::Never, peak * 5 / 4), (VirtualMemory::Always, peak * 21 / 20)];
-    for ((reuse, run_ahead), (memory, limit)) in of.into_iter().flat_map(|r| memories.map(|m| (r, m))) {
-        let config = Config::default().limit(Limit::Bytes(limit)).reuse(reuse).virtual_memory(memory);
+    for (reuse, run_ahead) in [(Reuse::WithWaits, 100), (Reuse::WithWaits, 0), (Reuse::Ordered, 30)] {
+        let config = Config::default().limit(Limit::Bytes(peak * 5 / 4)).reuse(reuse);
         let workload = over(3, 0.2).run_ahead(run_ahead);
         let o =
             replay_log(&log, &workload, Sim::new(CAPACITY).schedule(Schedule::Random(9)), config, &|_| {})
@@ -152,12 +149,10 @@ fn under_pressure_every_rung_keeps_the_order() {
         // Fragments may leave no room; order may never suffer.
         assert_eq!((o.violations, o.mismatches), (0, 0), "{}", o.verdict);
         assert!(o.lost.is_nothing());
-        assert!(o.peak_reserved_bytes <= limit);
+        assert!(o.peak_reserved_bytes <= peak * 5 / 4);
         // A request gives no plain memory back: where it may not have its stream wait, the host waits.
         let ladder = o.report.ladder;
-        let moved = ladder.move_handles.served;
-        assert_eq!(moved > 0, memory == VirtualMemory::Always, "{moved} requests were served by moves");
-        assert!(ladder.migrate_with_wait.tried + ladder.wait.tried + moved > 0, "no pressure at all");
+        assert!(ladder.migrate_with_wait.tried + ladder.wait.tried > 0, "no pressure at all");
     }
 }
 
@@ -288,14 +283,7 @@ fn repeats_run_on_one_allocator_and_are_timed() {
     assert!(o.is_clean());
     assert_eq!(o.calls, 3 * once.calls);
     assert_eq!(seen.load(Ordering::Relaxed), o.calls, "progress ends where the work ends");
-    // A pass that begins in windows which the one before has filled may need one growth more, and then none does.
-    let twice = on_sim(&log, &over(1, 0.0).repeat(2), Sim::new(CAPACITY), Config::default());
-    assert!(twice.growths <= once.growths + 1, "{} and {}", twice.growths, once.growths);
-    assert_eq!((o.growths, o.peak_reserved_bytes), (twice.growths, twice.peak_reserved_bytes), "warm");
-    let plain = Config::default().virtual_memory(VirtualMemory::Never);
-    let [warm, cold] =
-        [3, 1].map(|n| on_sim(&log, &over(1, 0.0).repeat(n), Sim::new(CAPACITY), plain.clone()));
-    assert_eq!(warm.growths, cold.growths, "a warm pool does not grow");
+    assert_eq!(o.growths, once.growths, "a warm pool does not grow");
     assert_eq!(o.makespan_ns, once.makespan_ns, "the first pass is compared");
     assert!(o.warm_ns_per_call.is_some_and(|ns| ns > 0.0));
 }
@@ -521,7 +509,7 @@ fn pinned_memory_is_no_part_of_the_ratio() {
     let run = |text| replay_program(&program(text), Sim::new(GIB), Config::default(), 0).unwrap();
     let o = run("alloc b0 1MiB on s0\nalloc-pinned b1 100MiB\nfree b1\nalloc-pinned b2 1MiB");
     assert_eq!((o.peak_requested_bytes, o.peak_pinned_bytes), (1 << 20, 100 << 20));
-    assert_eq!(o.reserved_over_requested, Some(2.0), "a handle of 2 MiB");
+    assert_eq!(o.reserved_over_requested, Some(20.0));
     let o = run("alloc-pinned b1 1MiB");
     assert_eq!((o.peak_requested_bytes, o.peak_pinned_bytes, o.reserved_over_requested), (0, 1 << 20, None));
 }

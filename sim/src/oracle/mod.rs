@@ -150,8 +150,6 @@ pub struct Oracle {
     threads: u64,
     /// Where the call that is reported now was made.
     from: Option<Caller>,
-    /// The access that is reported now goes on with the one before.
-    goes_on: bool,
 }
 
 /// Whether streams of several devices were reported.
@@ -181,7 +179,6 @@ impl Oracle {
             devices: Devices::None,
             threads: 0,
             from: None,
-            goes_on: false,
         }
     }
 
@@ -354,12 +351,6 @@ impl Oracle {
     /// When there is no such mapping.
     pub fn unmapped(&mut self, host: HostKey, map: MapKey) {
         self.judge_unmap(host, map);
-    }
-
-    /// Whether what is reported next goes on with the access before, in other memory: a range of addresses may lie on several pieces. It counts as
-    /// one access, and what both have in common as one violation. Until this is called again.
-    pub fn goes_on(&mut self, on: bool) {
-        self.goes_on = on;
     }
 
     /// An operation accesses bytes, through a mapping if the device knows which. `tag` names the allocation that the access was
@@ -580,17 +571,6 @@ impl Oracle {
 
     /// Counts a violation, and keeps it if there is room or if it is more informative than one kept.
     fn convict(&mut self, blame: Blame, describe: impl FnOnce(&Oracle) -> Violation) {
-        if !self.goes_on {
-            return self.keep(blame, describe);
-        }
-        let found = describe(self);
-        let sides = (found.fault, &found.earlier, &found.later);
-        if !self.violations.iter().any(|known| (known.fault, &known.earlier, &known.later) == sides) {
-            self.keep(blame, |_| found);
-        }
-    }
-
-    fn keep(&mut self, blame: Blame, describe: impl FnOnce(&Oracle) -> Violation) {
         self.tally.violations += 1;
         self.tally.violations_of_allocator += u64::from(blame == Blame::Allocator);
         if self.violations.len() >= KEPT {

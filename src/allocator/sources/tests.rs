@@ -2,9 +2,7 @@
 
 use super::{Candidates, Class, MigrationSources, QUERIED};
 use crate::allocator::registry::CONTEXT;
-use crate::allocator::{
-    Allocation, Allocator, Config, Growth, Limit, Pool, Reuse, Stream, Trim, VirtualMemory,
-};
+use crate::allocator::{Allocation, Allocator, Config, Growth, Limit, Pool, Reuse, Stream, Trim};
 use crate::driver::Driver;
 use crate::heap::{ChunkState, Kind};
 use crate::order::Clock;
@@ -345,7 +343,7 @@ fn a_look_at_some_ranges_bounds_all() {
 /// What is left of large segments does not concern requests for small ranges.
 #[test]
 fn small_requests_do_not_look_at_what_large_segments_have() {
-    let gpu = allocator(Config::default().virtual_memory(VirtualMemory::Never));
+    let gpu = allocator(Config::default());
     let streams: Vec<_> = (0..200).map(|_| gpu.stream().unwrap()).collect();
     let kept: Vec<_> = streams.iter().map(|stream| gpu.alloc(15 * MIB, stream).unwrap()).collect();
     assert!(candidates(&gpu, 3 * MIB) >= 100, "large ones look at what is left of large segments");

@@ -226,8 +226,7 @@ fn synchronize_is_real() -> Outcome {
 
 /// A marker fell due and could not be made: the next call that may speak to the driver makes it.
 fn due_marker_fails() -> Outcome {
-    // In a segment for all of them: a miss would make the marker.
-    let w = World::new(super::Config::default().virtual_memory(millpond::VirtualMemory::Never));
+    let w = World::new(super::Config::default());
     let [s, t] = w.streams();
     for _ in 0..16 {
         let x = w.claim(1, &s)?;

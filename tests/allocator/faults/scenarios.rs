@@ -24,13 +24,8 @@ pub(crate) struct Scenario {
 pub(crate) const POOLED: &[&str] = &["trim and grow", "the callback makes room"];
 
 /// Room for one block of 64 MiB.
-/// Plain segments: `Stage::with_windows` runs each scenario once more with virtual memory beneath the pools.
-fn plain() -> Config {
-    Config::default().virtual_memory(VirtualMemory::Never)
-}
-
 fn tight() -> Config {
-    plain().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
+    Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
 /// An array over another allocator's block, used on two streams and dropped while the second writes it. It goes back to
@@ -101,7 +96,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "grow by less than planned",
-        config: || plain().reuse(Reuse::WithWaits).limit(Limit::Bytes(8 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(8 * MIB)),
         play: |st| {
             st.open("s")?;
             st.alloc_touch("x", 5, "s")
@@ -183,7 +178,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "footprint waits before it grows",
-        config: || plain().reuse(Reuse::WithWaits).policy(Policy::Footprint).growth(Growth::Exact),
+        config: || Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint).growth(Growth::Exact),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -259,7 +254,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "trim and limits",
-        config: || plain().growth(Growth::Exact),
+        config: || Config::default().growth(Growth::Exact),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -284,7 +279,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "streams come and go",
         // No room for two of 15, in whatever the memory comes: each stream waits for the one before.
-        config: || plain().reuse(Reuse::WithWaits).limit(Limit::Bytes(39 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(39 * MIB)),
         play: |st| {
             st.open("home")?;
             st.alloc_touch("x", 10, "home")?;
@@ -384,7 +379,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "markers that fall due",
-        config: || plain().reuse(Reuse::WithWaits).limit(Limit::Bytes(20 * MIB)),
+        config: || Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(20 * MIB)),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -404,7 +399,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "pinned memory",
-        config: || plain().reuse(Reuse::WithWaits).pinned_limit(96 * MIB),
+        config: || Config::default().reuse(Reuse::WithWaits).pinned_limit(96 * MIB),
         play: |st| {
             st.open("a")?;
             st.open("b")?;
@@ -481,7 +476,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "memory of others and past the cache",
-        config: || plain().growth(Growth::Exact),
+        config: || Config::default().growth(Growth::Exact),
         play: |st| {
             st.open("a")?;
             st.open("b")?;

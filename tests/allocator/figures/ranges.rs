@@ -7,7 +7,7 @@ use super::owners::Events;
 use millpond::report::Report;
 use millpond::trace::Event;
 use millpond::units::{GIB, KIB, MIB};
-use millpond::{Allocator, Config, Growth, Policy, Reuse, Trim, VirtualMemory};
+use millpond::{Allocator, Config, Growth, Policy, Reuse, Trim};
 use millpond_sim::{Schedule, Sim};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -83,7 +83,6 @@ proptest! {
         let events = Arc::new(Events::default());
         let growth = if exact { Growth::Exact } else { Growth::default() };
         let config = Config::default().reuse(Reuse::WithWaits).policy(Policy::Footprint).growth(growth);
-        let config = config.virtual_memory(VirtualMemory::Never);
         let config = config.bounded_wait(Duration::from_secs(1)).sink(events.clone());
         let gpu = Allocator::new(Sim::new(8 * GIB).schedule(Schedule::Latest), config).unwrap();
         let s = gpu.stream().unwrap();

@@ -5,7 +5,7 @@
 use crate::rig::{late, on};
 use millpond::driver::{Fences, StreamOptions};
 use millpond::units::{GIB, MIB};
-use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Reuse, Trim, VirtualMemory};
+use millpond::{Allocator, Config, DriverErrorKind, Growth, Limit, Reuse, Trim};
 use millpond_sim::{Call, Gate, Launch, Schedule, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -171,24 +171,17 @@ fn a_request_behind_a_close_that_panicked_is_served() {
 fn a_panic_loses_no_memory() {
     type Disturb = fn(&Sim, &Allocator<Sim>);
     let disturb: [(&str, Disturb); 5] = [
-        // Of segments or of handles, whichever this allocator has.
         ("growth", |sim, gpu| {
             let s = gpu.stream().unwrap();
-            for call in [Call::MemAlloc, Call::Create] {
-                sim.panic_behind(call, 1);
-            }
+            sim.panic_behind(Call::MemAlloc, 1);
             panics(|| drop(gpu.alloc(20 * MIB, &s)));
-            sim.clear_faults();
         }),
         ("a trim", |sim, gpu| {
             let s = gpu.stream().unwrap();
             drop(gpu.alloc(20 * MIB, &s).unwrap());
             gpu.synchronize().unwrap();
-            for call in [Call::MemFree, Call::Unmap] {
-                sim.panic_behind(call, 1);
-            }
+            sim.panic_behind(Call::MemFree, 1);
             panics(|| drop(gpu.trim(Trim::All)));
-            sim.clear_faults();
         }),
         ("a lend", |sim, gpu| {
             let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -219,11 +212,9 @@ fn a_panic_loses_no_memory() {
             panics(|| drop(gpu.alloc(20 * MIB, &u)));
         }),
     ];
-    let of_each = |d: (&'static str, Disturb)| [(d, VirtualMemory::Never), (d, VirtualMemory::Always)];
-    for ((what, disturb), memory) in disturb.into_iter().flat_map(of_each) {
+    for (what, disturb) in disturb {
         let sim = late();
-        let config = Config::default().virtual_memory(memory).reuse(Reuse::WithWaits);
-        let gpu = on(&sim, config.limit(Limit::Bytes(20 * MIB)));
+        let gpu = on(&sim, Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(20 * MIB)));
         disturb(&sim, &gpu);
         gpu.synchronize().unwrap();
         gpu.check();

@@ -7,7 +7,7 @@ use millpond::array::ExternalMemory;
 use millpond::driver::{Fences, Memory, StreamOptions};
 use millpond::transfer::scope;
 use millpond::units::MIB;
-use millpond::{Config, DeviceArray, DriverErrorKind, Growth, Limit, Trim, VirtualMemory};
+use millpond::{Config, DeviceArray, DriverErrorKind, Growth, Limit, Trim};
 use millpond_sim::{Call, Launch, Sim};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -134,14 +134,8 @@ fn a_free_by_unknown_streams_is_one() {
 /// The last owner goes, and the driver panics in the wait: all goes back, and what others still read is behind its reads.
 #[test]
 fn the_end_of_an_allocator_gives_everything_back() {
-    for memory in [VirtualMemory::Never, VirtualMemory::Always] {
-        an_end_whose_wait_panics(memory);
-    }
-}
-
-fn an_end_whose_wait_panics(memory: VirtualMemory) {
     let sim = late();
-    let gpu = on(&sim, Config::default().virtual_memory(memory));
+    let gpu = on(&sim, Config::default());
     let s = gpu.stream().unwrap();
     let x = gpu.alloc(MIB, &s).unwrap();
     sim.launch(s.native(), Launch::new("writes").writes(x.address(), MIB)).unwrap();

@@ -3,7 +3,7 @@
 use crate::rig::{all_clean, check, check_all, late, on, write};
 use millpond::driver::Driver;
 use millpond::units::{GIB, MIB};
-use millpond::{Config, Error, Growth, Limit, Policy, Reuse, Trim, VirtualMemory};
+use millpond::{Config, Error, Growth, Limit, Policy, Reuse, Trim};
 use millpond_sim::{Schedule, Sim};
 
 #[test]
@@ -88,15 +88,8 @@ fn a_limit_below_what_is_taken() {
 
 #[test]
 fn reset_peaks_sets_every_peak() {
-    // A unit in a window, a segment of 20 MiB without.
-    for (memory, least) in [(VirtualMemory::Always, 2 * MIB), (VirtualMemory::Never, 20 * MIB)] {
-        peaks_are_reset(memory, least);
-    }
-}
-
-fn peaks_are_reset(memory: VirtualMemory, least: u64) {
     let sim = Sim::new(GIB);
-    let gpu = on(&sim, Config::default().virtual_memory(memory));
+    let gpu = on(&sim, Config::default());
     let s = gpu.stream().unwrap();
     let big = (gpu.alloc(100 * MIB, &s).unwrap(), gpu.alloc_pinned(100 * MIB).unwrap());
     // The peak over all pools is sampled where it is cheap, a report among those places.
@@ -110,8 +103,8 @@ fn peaks_are_reset(memory: VirtualMemory, least: u64) {
     assert_eq!(before.pinned.as_ref().unwrap().reserved_peak, 100 * MIB);
     gpu.reset_peaks();
     let after = gpu.report();
-    assert_eq!((after.allocated_peak, after.reserved_peak), (MIB, least));
-    assert_eq!((after.total.allocated_peak, after.total.reserved_peak), (MIB, least));
+    assert_eq!((after.allocated_peak, after.reserved_peak), (MIB, 20 * MIB));
+    assert_eq!((after.total.allocated_peak, after.total.reserved_peak), (MIB, 20 * MIB));
     let pinned = after.pinned.unwrap();
     assert_eq!((pinned.allocated_peak, pinned.reserved_peak), (MIB, 64 * MIB));
     drop((x, p, s));
@@ -224,8 +217,7 @@ fn growth_is_rounded_exact_or_what_fits() {
         (Growth::Rounded { small: u64::MAX, large: u64::MAX, multiple: u64::MAX }, Limit::None, 1000, 1024),
     ] {
         let sim = late();
-        let gpu =
-            on(&sim, Config::default().virtual_memory(VirtualMemory::Never).growth(growth).limit(limit));
+        let gpu = on(&sim, Config::default().growth(growth).limit(limit));
         let s = gpu.stream().unwrap();
         let x = gpu.alloc(asked, &s).unwrap();
         assert_eq!(gpu.report().reserved, taken, "{asked} with {growth:?} under {limit:?}");
@@ -324,8 +316,7 @@ fn scrubbing_is_a_choice() {
 fn what_streams_took_that_are_gone_serves_others() {
     for (bytes, pending) in [(20 * MIB, false), (20 * MIB, true), (1000, false), (1000, true)] {
         let sim = late();
-        let config = Config::default().virtual_memory(VirtualMemory::Never).reuse(Reuse::Never);
-        let gpu = on(&sim, config.limit(Limit::Bytes(20 * MIB)));
+        let gpu = on(&sim, Config::default().reuse(Reuse::Never).limit(Limit::Bytes(20 * MIB)));
         let (a, b, c) = (gpu.stream().unwrap(), gpu.stream().unwrap(), gpu.stream().unwrap());
         let x = gpu.alloc(20 * MIB, &a).unwrap();
         write(&sim, &x, &a);
@@ -344,23 +335,4 @@ fn what_streams_took_that_are_gone_serves_others() {
         drop((y, b, c));
         all_clean(&sim, gpu);
     }
-}
-
-/// A live stream's handles go back to the device at the limit as soon as they are complete, and no other memory does: that waits for nothing.
-#[test]
-fn where_pools_keep_what_they_took_complete_handles_go_back_at_the_limit() {
-    let sim = late();
-    let config = Config::default().virtual_memory(VirtualMemory::Always).reuse(Reuse::Never);
-    let gpu = on(&sim, config.limit(Limit::Bytes(20 * MIB)).bounded_wait(std::time::Duration::ZERO));
-    let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let x = gpu.alloc(20 * MIB, &a).unwrap();
-    write(&sim, &x, &a);
-    drop(x);
-    assert!(gpu.alloc(20 * MIB, &b).is_err(), "it is pending");
-    gpu.synchronize().unwrap();
-    let y = gpu.alloc(20 * MIB, &b).unwrap();
-    write(&sim, &y, &b);
-    assert_eq!((gpu.report().physical.unwrap().moves, gpu.report().reserved), (0, 20 * MIB));
-    drop((y, a, b));
-    all_clean(&sim, gpu);
 }

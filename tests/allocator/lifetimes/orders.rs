@@ -2,7 +2,7 @@
 
 use crate::rig::{all_back, all_clean, check, check_all, late, on, write, write_all};
 use millpond::units::MIB;
-use millpond::{Allocation, Allocator, Config, Limit, Reuse, Trim, VirtualMemory};
+use millpond::{Allocation, Allocator, Config, Limit, Reuse, Trim};
 use millpond_sim::Sim;
 use std::any::Any;
 
@@ -87,16 +87,10 @@ fn the_last_drop_on_another_thread_gives_everything_back() {
 
 /// A raw value keeps its bytes though everything else is dropped, and gives everything back once it is taken up.
 #[test]
-fn a_raw_allocation_outlives_its_allocator() {
-    for memory in [VirtualMemory::Always, VirtualMemory::Never] {
-        a_raw_allocation_outlives(memory);
-    }
-}
-
 #[allow(unsafe_code, reason = "from_raw trusts its caller")]
-fn a_raw_allocation_outlives(memory: VirtualMemory) {
+fn a_raw_allocation_outlives_its_allocator() {
     let sim = late();
-    let gpu = on(&sim, Config::default().virtual_memory(memory));
+    let gpu = on(&sim, Config::default());
     let s = gpu.stream().unwrap();
     let x = gpu.alloc(MIB, &s).unwrap();
     let (id, at) = (x.id(), x.address());
@@ -105,12 +99,7 @@ fn a_raw_allocation_outlives(memory: VirtualMemory) {
     let nothing = gpu.alloc(0, &s).unwrap().into_raw();
     drop((gpu, s));
     assert_eq!((raw.address(), raw.len()), (at, MIB));
-    let ledger = sim.ledger();
-    let plain = memory == VirtualMemory::Never;
-    assert_eq!(
-        (ledger.plain_ranges, ledger.bytes_reserved),
-        if plain { (1, 20 * MIB) } else { (0, 2 * MIB) }
-    );
+    assert_eq!(sim.ledger().plain_ranges, 1);
     // SAFETY: both came from `into_raw` above and are taken up once.
     let (x, nothing) = unsafe { (Allocation::from_raw(raw), Allocation::from_raw(nothing)) };
     assert_eq!(x.id(), id);
@@ -123,15 +112,8 @@ fn a_raw_allocation_outlives(memory: VirtualMemory) {
 /// is counted for a stream that is gone goes too.
 #[test]
 fn d05_a_fresh_stream_per_epoch_stays_flat() {
-    // In a window what is live; without, a segment of 20 MiB for each block.
-    for (memory, taken) in [(VirtualMemory::Always, 16 * MIB), (VirtualMemory::Never, 20 * MIB)] {
-        a_fresh_stream_per_epoch_takes(memory, 8 * taken);
-    }
-}
-
-fn a_fresh_stream_per_epoch_takes(memory: VirtualMemory, most: u64) {
     let sim = Sim::new(4 * 1024 * MIB);
-    let gpu = on(&sim, Config::default().virtual_memory(memory));
+    let gpu = on(&sim, Config::default());
     let mut first = None;
     for epoch in 0..40 {
         let s = gpu.stream().unwrap();
@@ -144,7 +126,7 @@ fn a_fresh_stream_per_epoch_takes(memory: VirtualMemory, most: u64) {
         let taken = gpu.report().reserved;
         assert_eq!(taken, *first.get_or_insert(taken), "in epoch {epoch}");
     }
-    assert_eq!(first, Some(most));
+    assert_eq!(first, Some(8 * 20 * MIB));
     let (pools, ledger) = (gpu.report().pools.len(), sim.ledger());
     assert!(pools <= 17, "{pools} pools are still on the list after 40 streams");
     assert!(ledger.streams <= 1 && ledger.events <= 17, "{ledger:?}");
@@ -154,16 +136,8 @@ fn a_fresh_stream_per_epoch_takes(memory: VirtualMemory, most: u64) {
 /// As before, with the device as late as legal: nothing is complete, so the next stream takes the bytes behind a wait.
 #[test]
 fn d05_fresh_streams_with_pending_work_take_over_behind_waits() {
-    // 16 MiB at a time in windows, 20 in segments, up to the limit.
-    for (memory, growths) in [(VirtualMemory::Always, 10), (VirtualMemory::Never, 8)] {
-        fresh_streams_take_over_behind_waits(memory, growths);
-    }
-}
-
-fn fresh_streams_take_over_behind_waits(memory: VirtualMemory, growths: u64) {
     let sim = late();
-    let config = Config::default().virtual_memory(memory).reuse(Reuse::WithWaits);
-    let gpu = on(&sim, config.limit(Limit::Bytes(160 * MIB)));
+    let gpu = on(&sim, Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(160 * MIB)));
     for _ in 0..40 {
         let s = gpu.stream().unwrap();
         let blocks: Vec<_> = (0..8).map(|_| gpu.alloc(16 * MIB, &s).unwrap()).collect();
@@ -171,7 +145,7 @@ fn fresh_streams_take_over_behind_waits(memory: VirtualMemory, growths: u64) {
         check_all(&sim, &blocks, &s);
     }
     let report = gpu.report();
-    assert_eq!((report.reserved, report.growths), (160 * MIB, growths));
+    assert_eq!((report.reserved, report.growths), (160 * MIB, 8));
     assert_eq!(report.total.counters.host_waits, 0, "ordered on the device");
     all_clean(&sim, gpu);
 }
