@@ -22,6 +22,9 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
+/// What a step is, in turns.
+const WAYS: [&str; 4] = ["pageable", "pinned", "fed", "bound"];
+
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
 /// How much of everything: steps and elements of a batch, bytes that a step fills, rounds, and the bytes that the device may have of a dataset.
@@ -107,7 +110,6 @@ impl Bench {
                 self.gpu.array_from_slice(&host, &self.work)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        const WAYS: [&str; 4] = ["pageable", "pinned", "fed", "bound"];
         let mut found = [const { Vec::new() }; WAYS.len()];
         for round in 0..=rounds {
             for way in (0..WAYS.len()).map(|way| (way + round) % WAYS.len()) {
