@@ -265,7 +265,9 @@ impl Ledger {
         let maps = self.maps.values_mut().filter(|map| map.phys == key).map(|map| &mut map.newest);
         let of_phys = self.memory.get_mut(&key).map(|phys| &mut phys.newest);
         for newest in maps.chain(of_phys) {
-            accesses.iter().for_each(|&at| newest.unreported(at));
+            for &at in accesses {
+                newest.unreported(at);
+            }
         }
     }
     pub(super) fn phys(&mut self, key: PhysKey) -> &mut Phys {

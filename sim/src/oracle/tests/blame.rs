@@ -283,37 +283,6 @@ fn release_under_a_use_that_was_never_recorded_is_the_programs() {
     b.convicts(Property::P4, Blame::Program, Fault::MissingRecordUse);
 }
 
-/// Of an access that raced with a later one the cells know nothing any more: whether it was reported is known all the same.
-#[test]
-fn unmapping_under_a_use_that_raced_is_the_programs_unless_it_was_recorded() {
-    for recorded in [false, true] {
-        let mut b = Bench::new();
-        let a = b.alloc(1, 0, 512);
-        b.order(1, 2);
-        b.order(1, 3);
-        for stream in [2, 3] {
-            let op = b.submit(stream);
-            b.oracle.access(op, Some(MAP), SEGMENT, 0, 512, Write, Some(a));
-        }
-        b.convicts(Property::Race, Blame::Program, Fault::Race);
-        if recorded {
-            b.used(a, 2);
-        }
-        b.used(a, 3);
-        b.free(a);
-        b.synchronize(1);
-        b.synchronize(3);
-        b.oracle.unmapped(HOST, MAP);
-        let [_, v] = b.oracle.violations() else { panic!("{:#?}", b.oracle.violations()) };
-        let (blame, fault) = if recorded {
-            (Blame::Allocator, Fault::UnmappedWhilePending)
-        } else {
-            (Blame::Program, Fault::MissingRecordUse)
-        };
-        assert_eq!((v.property, v.blame, v.fault), (Property::P4, blame, fault), "{v}");
-    }
-}
-
 #[test]
 fn memory_going_away_under_a_live_allocation_is_the_allocators() {
     let mut b = Bench::new();
