@@ -14,7 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # In a source package the repository's own folders stand in this one.
 INSIDE = "rust"
 # What cargo needs to build the library. It loads every member of the workspace, so all of them are taken along, with each program that a manifest names.
-FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "docs/ordering.md", "tests/*.rs", "plug/*.*", "plug/build", "plug/tests/soak.rs"]
+FILES = ["Cargo.toml", "Cargo.lock", "LICENSE-*", "README.md", "docs/ordering.md", "tests/*.rs", "plug/*.*", "plug/build", "plug/tests/planted_under_a_call.rs", "plug/tests/soak.rs"]
 FOLDERS = ["src", "kernels", "examples", "plug/src", "plug/examples"]
 
 

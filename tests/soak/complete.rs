@@ -235,6 +235,10 @@ const NO_LOOP_BESIDE: &[(&str, &str)] = &[
         "a program has an end, and its replay gives all of it back; recorded ones are replayed on devices of their own",
     ),
     ("trace/README.md", "it reads a text and writes it again: nothing lasts longer than the value"),
+    (
+        "feed/README.md",
+        "a feeder of its own package, whose test `many_small_batches_and_nothing_grows` runs a million batches (.ci/soak)",
+    ),
     ("cuda/README.md", "it makes an allocator, as each of tests/cudarc_soak.rs does"),
 ];
 
@@ -285,7 +289,8 @@ struct Requirement {
     tests: Vec<String>,
 }
 
-/// The requirements that tests on some device show. Every list of evidence follows two texts, the requirement's id and what must hold.
+/// The requirements that tests on some device show, without those that `millpond-feed` meets, whose soak is its own test
+/// `many_small_batches_and_nothing_grows`. Every list of evidence follows two texts, the requirement's id and what must hold.
 fn requirements(table: &str) -> Vec<Requirement> {
     let mut found = Vec::new();
     for (at, _) in table.match_indices("&[") {
@@ -297,7 +302,9 @@ fn requirements(table: &str) -> Vec<Requirement> {
         // A bracket ends the list: texts in it have none.
         let evidence = table[at + 2..].split(']').next().unwrap_or_default();
         let calls = evidence.split(')').filter_map(|call| call.split_once('('));
-        let shown = calls.filter(|(kind, _)| kind.ends_with("Test") || kind.ends_with("Suite"));
+        let of_feed = |what: &str| what.contains("FEED_") || what.contains("\"feed/");
+        let shown = calls
+            .filter(|(kind, what)| (kind.ends_with("Test") || kind.ends_with("Suite")) && !of_feed(what));
         let tests: Vec<String> =
             shown.filter_map(|(_, what)| Some(what.rsplit('"').nth(1)?.to_owned())).collect();
         if !tests.is_empty() {
