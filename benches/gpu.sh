@@ -278,33 +278,33 @@ as_markdown() {
     }' "$1"
 }
 
-# An aim that is missed fails the stage; the tables stand above the aims. Rows T9 and P1 once more, as benches/RESULTS.md has them.
-stage_transfers() {
-    local status=0
-    within 150 "$bin/gpu_transfers" $size >"$here/transfers.txt" || status=$?
-    tables "$here/transfers.txt"
-    echo "for benches/RESULTS.md:"
-    as_markdown "$here/transfers.txt" 'T9|P1'
+# Runs gpu_NAME for at most so many seconds; a third argument is a command whose output stands behind the tables. An aim that is missed fails the stage; the tables stand above the aims.
+measured() {
+    local status=0 name="$1"
+    # shellcheck disable=SC2086  # one word or none
+    within "$2" "$bin/gpu_$name" $size >"$here/$name.txt" || status=$?
+    tables "$here/$name.txt"
+    if [ $# -gt 2 ]; then "$3"; fi
     [ "$status" = 3 ] && echo "an aim was missed"
     return "$status"
+}
+
+# Rows T9 and P1 once more, as benches/RESULTS.md has them.
+for_the_results() {
+    echo "for benches/RESULTS.md:"
+    as_markdown "$here/transfers.txt" 'T9|P1'
+}
+
+stage_transfers() {
+    measured transfers 150 for_the_results
 }
 
 stage_pinned() {
-    local status=0
-    # shellcheck disable=SC2086  # one word or none
-    within 200 "$bin/gpu_pinned" $size >"$here/pinned.txt" || status=$?
-    tables "$here/pinned.txt"
-    [ "$status" = 3 ] && echo "an aim was missed"
-    return "$status"
+    measured pinned 200
 }
 
 stage_feed() {
-    local status=0
-    # shellcheck disable=SC2086  # one word or none
-    within 200 "$bin/gpu_feed" $size >"$here/feed.txt" || status=$?
-    tables "$here/feed.txt"
-    [ "$status" = 3 ] && echo "an aim was missed"
-    return "$status"
+    measured feed 200
 }
 
 stage_taken() {

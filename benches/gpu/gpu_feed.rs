@@ -13,6 +13,9 @@
 //!
 //! The kernels of a step: one that reads the batch, and one that fills memory, for as long as the rest of a model might take.
 
+mod common;
+
+use common::{median, on_the_gpu};
 use cudarc::driver::{CudaContext, result};
 use millpond::cuda::Cuda;
 use millpond::units::MIB;
@@ -56,12 +59,6 @@ fn source(steps: u64, len: usize) -> impl Iterator<Item = Filled<(f32,)>> + Send
             Ok(())
         })
     })
-}
-
-fn median(of: impl IntoIterator<Item = f64>) -> f64 {
-    let mut of: Vec<f64> = of.into_iter().collect();
-    of.sort_by(f64::total_cmp);
-    of.get(of.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 impl Bench {
@@ -280,19 +277,5 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let cuda = match Cuda::new(0) {
-        Ok(cuda) => cuda,
-        Err(why) => {
-            eprintln!("{why}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&cuda, sizes) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(3),
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    on_the_gpu(|cuda| run(cuda, sizes))
 }

@@ -13,6 +13,9 @@
 
 #![cfg_attr(not(target_os = "linux"), allow(unused))]
 
+mod common;
+
+use common::{median, on_the_gpu};
 use cudarc::driver::{CudaContext, result, sys};
 use millpond::cuda::{Cuda, GpuStream};
 use millpond::driver::{Driver, Fences, Memory, OwnedRange, StreamOptions};
@@ -199,12 +202,6 @@ fn all_zero(at: *mut u8, bytes: usize) -> Fallible<()> {
     dirty.map_or(Ok(()), |page| Err(format!("byte {page} of new pinned memory is not zero").into()))
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut sorted: Vec<f64> = values.collect();
-    sorted.sort_by(f64::total_cmp);
-    if sorted.is_empty() { f64::NAN } else { sorted[sorted.len() / 2] }
-}
-
 fn about_the_machine(cuda: &Cuda) {
     let line = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let first = |path: &str| line(path).lines().next().unwrap_or("unknown").to_owned();
@@ -300,19 +297,5 @@ fn main() -> ExitCode {
         eprintln!("gpu_pinned [quick|tiny]: what is {size:?}?");
         return ExitCode::FAILURE;
     }
-    let cuda = match Cuda::new(0) {
-        Ok(cuda) => cuda,
-        Err(why) => {
-            eprintln!("{why}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&cuda, &size) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(3),
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    on_the_gpu(|cuda| run(cuda, &size))
 }

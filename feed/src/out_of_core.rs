@@ -16,6 +16,7 @@ use core::fmt;
 use core::ops::Range;
 use millpond::bytemuck::Pod;
 use millpond::driver::Driver;
+use millpond::units::GRANULE_BYTES;
 use millpond::{Allocator, DeviceArray, DeviceView, DeviceViewMut, Stream};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -262,7 +263,7 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
     /// How many elements a chunk has, where each needs so many slots of so many bytes an element.
     fn chunk_of<E>(&self, len: usize, slots: [(usize, usize); 2]) -> Result<usize, OutOfCoreCause<E>> {
         // Each slot is rounded up.
-        let rest: u64 = slots.iter().map(|&(_, n)| 512 * n as u64).sum();
+        let rest: u64 = slots.iter().map(|&(_, n)| GRANULE_BYTES * n as u64).sum();
         let each: u64 = slots.iter().map(|&(size, n)| (size * n) as u64).sum();
         let most = self.budget.saturating_sub(rest) / each.max(1);
         let widest = slots[0].0.max(slots[1].0).max(1);

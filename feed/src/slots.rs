@@ -18,18 +18,16 @@ use crate::planted::{Bug, planted};
 use core::time::Duration;
 use millpond::driver::Driver;
 use millpond::transfer::Part;
+use millpond::units::GRANULE_BYTES;
 use millpond::{Allocator, DeviceArray, Error, Event, PinnedArray, Stream, Upload};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Slots are multiples of this many bytes: the allocator's granule.
-const GRANULE: u64 = 512;
-
-/// The bytes of a slot for so many.
+/// The bytes of a slot for so many: whole granules of the allocator.
 pub(crate) fn rounded(bytes: u64) -> u64 {
-    bytes.max(1).checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX)
+    bytes.max(1).checked_next_multiple_of(GRANULE_BYTES).unwrap_or(u64::MAX)
 }
 
 /// What a device slot's next copy has to come after.

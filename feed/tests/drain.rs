@@ -1,8 +1,11 @@
 //! Drains on the simulated device: order, what is bounded, errors, ends, overlap, and every call that may fail.
 
+mod common;
+
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;
 
+use common::{clean, nothing_left};
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DriverErrorKind as Kind, Shape, kernel};
 use millpond_feed::{Drain, DrainError, Drained, Stage};
@@ -17,13 +20,6 @@ fn on(sim: Sim) -> (Sim, Allocator<Sim>) {
 
 fn late() -> (Sim, Allocator<Sim>) {
     on(Sim::new(4 * GIB).schedule(Schedule::Latest))
-}
-
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
 
 /// Results come in order and whole, of any size and shape, with a thread and without; the array is written again at once, and dropped at once.
@@ -234,7 +230,7 @@ fn every_call_fails_once() {
         assert!(errors > 0 || results == 10, "call {number}: {results} results, and no error");
         failed += u64::from(errors > 0);
         sim.clear_faults();
-        clean(&sim);
+        nothing_left(&sim);
     }
     assert!(failed > 20, "{failed} faults were seen, of {calls} calls");
 }

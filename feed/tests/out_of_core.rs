@@ -1,8 +1,11 @@
 //! Datasets larger than the device, in place and mapped: values, the budget, overlap, errors, and every call that may fail.
 
+mod common;
+
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;
 
+use common::clean;
 use millpond::units::{GIB, MIB};
 use millpond::{Allocator, Config, DriverErrorKind as Kind, Error, Limit, kernel};
 use millpond_feed::{OutOfCore, OutOfCoreCause};
@@ -16,13 +19,6 @@ fn on(sim: Sim, limit: u64) -> (Sim, Allocator<Sim>) {
 
 fn late(limit: u64) -> (Sim, Allocator<Sim>) {
     on(Sim::new(4 * GIB).schedule(Schedule::Latest), limit)
-}
-
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
 }
 
 /// Every element is changed once, whatever the lengths, the depth and the threads; the budget is kept.

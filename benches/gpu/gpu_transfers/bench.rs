@@ -192,9 +192,7 @@ pub(crate) fn plain_wait(on: &GpuStream) -> Fallible<()> {
 }
 
 pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    if sorted.is_empty() { f64::NAN } else { sorted[sorted.len() / 2] }
+    super::common::median(values.iter().copied())
 }
 
 /// What was measured, without each one's first round: in it events are made, slots pinned and pages touched (S14).

@@ -19,6 +19,8 @@
 //! the device and 5 GiB of pinned memory. Contestants take turns in every round, and a ratio is the median of the rounds'.
 
 mod bench;
+#[path = "../common.rs"]
+mod common;
 mod launches;
 mod overlap;
 mod rates;
@@ -27,6 +29,7 @@ mod three_ways;
 mod waits;
 
 use bench::{Aims, Bench, Fallible, Size};
+use common::on_the_gpu;
 use millpond::cuda::Cuda;
 use std::process::ExitCode;
 
@@ -70,19 +73,5 @@ fn main() -> ExitCode {
         eprintln!("gpu_transfers [quick|tiny] [PART...]: what is {stray:?}?");
         return ExitCode::FAILURE;
     }
-    let cuda = match Cuda::new(0) {
-        Ok(cuda) => cuda,
-        Err(why) => {
-            eprintln!("{why}");
-            return ExitCode::from(2);
-        }
-    };
-    match run(&cuda, &arguments) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(3),
-        Err(e) => {
-            eprintln!("{e}");
-            ExitCode::FAILURE
-        }
-    }
+    on_the_gpu(|cuda| run(cuda, &arguments))
 }

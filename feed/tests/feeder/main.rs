@@ -2,6 +2,8 @@
 
 mod batches;
 mod bounds;
+#[path = "../common/mod.rs"]
+mod common;
 mod ends;
 mod errors;
 mod faults;
@@ -11,6 +13,7 @@ mod order;
 // For the code that is made there once (`millpond_testkit::compiled`).
 use millpond_testkit as _;
 
+use common::clean;
 use millpond::units::GIB;
 use millpond::{Allocator, Config, DeviceView, Stream};
 use millpond_feed::Filled;
@@ -25,15 +28,6 @@ fn late() -> (Sim, Allocator<Sim>) {
 fn on(sim: Sim) -> (Sim, Allocator<Sim>) {
     let gpu = Allocator::new(sim.clone(), Config::default()).unwrap();
     (sim, gpu)
-}
-
-/// When all has run and all is dropped: no access was wrong, and nothing is left on the device.
-#[track_caller]
-fn clean(sim: &Sim) {
-    sim.run_until_idle();
-    sim.verdict().unwrap_or_else(|v| panic!("{v}"));
-    assert!(sim.leaks().is_empty(), "{:?}", sim.leaks());
-    assert!(sim.drop_errors().is_empty(), "{:?}", sim.drop_errors());
 }
 
 /// A kernel of other code, of which the library knows nothing: it must find the batch there, and the batch must stay.
