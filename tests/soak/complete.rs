@@ -102,13 +102,15 @@ impl Example {
     }
 }
 
-/// All of them: files, and folders with a `main.rs`.
+/// All of them: files with a `main`, and folders with a `main.rs`.
 fn examples() -> Vec<Example> {
     let mut found = Vec::new();
     for folder in ["benches/gpu", "examples"] {
         for entry in std::fs::read_dir(root().join(folder)).expect(folder) {
             let path = entry.expect("an entry").path();
-            let is_one = path.join("main.rs").exists() || path.extension().is_some_and(|e| e == "rs");
+            let is_source = path.extension().is_some_and(|e| e == "rs");
+            let has_main = || std::fs::read_to_string(&path).expect("a source").contains("fn main()");
+            let is_one = path.join("main.rs").exists() || is_source && has_main();
             let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
             found.extend(is_one.then_some(Example { folder, name }));
         }
