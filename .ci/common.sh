@@ -33,6 +33,12 @@ need_component() {
     $probe --version >/dev/null 2>&1 || skip "$component" "it is not installed and 'rustup component add $component' did not help"
 }
 
+# A tool that cargo builds, and that mostly waits for what it starts: unoptimised it is built in less than half the processor time (gungraun-runner: 90 s
+# for 215).
+install_tool() {
+    CARGO_PROFILE_DEV_DEBUG=0 cargo install --locked --debug "$@"
+}
+
 # A command that README.md promises must stand there word by word.
 promised() {
     grep -qxF -- "$1" README.md || { echo "README.md has no line '$1': the promise and this check must be one"; exit 1; }
