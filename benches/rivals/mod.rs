@@ -52,9 +52,9 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// As [`Line::new`], with options.
-    pub fn with(config: Config, streams: usize) -> Ours {
-        let gpu = Allocator::new(Null::default(), config).expect("the null device");
+    /// As [`Line::new`], on this device and with options.
+    pub fn on(device: Null, config: Config, streams: usize) -> Ours {
+        let gpu = Allocator::new(device, config).expect("the null device");
         let streams = (0..streams).map(|_| gpu.stream().expect("a stream")).collect();
         Ours { gpu, streams }
     }
@@ -65,7 +65,7 @@ impl Line for Ours {
     const NAME: &'static str = "ours";
 
     fn new(streams: usize, _blocks: usize) -> Ours {
-        Ours::with(Config::default(), streams)
+        Ours::on(Null::default(), Config::default(), streams)
     }
     #[inline]
     fn alloc(&self, bytes: u64, stream: usize) -> Allocation<Null> {
