@@ -276,11 +276,15 @@ fn run(cuda: &Cuda, traces: &[String], streams: &[usize]) -> Fallible<bool> {
         }
     }
     println!("trace\tstreams\tby\tlive MiB\ttaken MiB\ttaken / live\tand warm");
-    found.iter().for_each(|row| println!("{}", row.taken));
+    for row in &found {
+        println!("{}", row.taken);
+    }
     println!();
     let of_a_pass = "p50 us\tp99 us\tp99.9 us\tworst us\tall calls ms";
     println!("trace\tstreams\tby\t{of_a_pass}\t{}", of_a_pass.replace('\t', " warm\t") + " warm");
-    found.iter().for_each(|row| println!("{}", row.times));
+    for row in &found {
+        println!("{}", row.times);
+    }
     println!();
     Ok(true)
 }
