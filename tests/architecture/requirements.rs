@@ -877,6 +877,8 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
                 "docs/ordering.md",
                 "docs/cudarc.md",
                 "docs/kept.md",
+                "docs/misses.md",
+                "docs/scrubbing.md",
                 "docs/oracle.md",
                 "docs/c-interface.md",
                 "docs/testing.md",
