@@ -1,4 +1,4 @@
-//! Rungs 3 and 5 where a device has virtual memory: a pool fills holes of its windows with physical memory, for what a request lacks and no more.
+//! The grow and move-handles rungs where a device has virtual memory: a pool fills holes of its windows with physical memory, for what a request lacks and no more.
 //!
 //! ```text
 //!   window      | alloc | Free |···· hole ····| Free |·· hole ··| alloc |

@@ -1,4 +1,4 @@
-//! Rungs 3 and 5 to 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
+//! The grow, move-handles and trim rungs: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
 //!
 //! The bytes are claimed under the limit, the driver is called with no lock held but the grower's turn, and the segment is committed *and* the
 //! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one acquired, and
@@ -132,7 +132,7 @@ impl<D: Driver> Miss<'_, D> {
         if self.core.is_tight(self.want.len) { 0 } else { self.core.price_level() }
     }
 
-    /// Rung 5: fills what the request lacks with handles that are free elsewhere, and grows by the rest.
+    /// The move-handles rung: fills what the request lacks with handles that are free elsewhere, and grows by the rest.
     pub(crate) fn move_handles(&mut self) -> Step {
         let core = self.core;
         let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) else {
@@ -213,7 +213,7 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    /// Rung 7: handles that are wholly free and complete go back, and idle segments too, but only where a free does not wait for the device; then it grows.
+    /// The trim rung: handles that are wholly free and complete go back, and idle segments too, but only where a free does not wait for the device; then it grows.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
         let core = self.core;
         if core.config.reuse == super::config::Reuse::Never && core.backing.lock().reserved == 0 {
@@ -233,7 +233,7 @@ impl<D: Driver> Miss<'_, D> {
         if given.trimmed.bytes == 0 { Ok(None) } else { self.grow(false) }
     }
 
-    /// Rung 7 in a group at its limit: the other members give back what is idle and complete, and wait for nothing; then it grows.
+    /// The trim rung in a group at its limit: the other members give back what is idle and complete, and wait for nothing; then it grows.
     pub(crate) fn trim_members(&mut self) -> Step {
         let Some(seat) = self.core.seat() else { return Ok(None) };
         let needed = self.want.bytes_anywhere();

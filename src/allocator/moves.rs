@@ -1,4 +1,4 @@
-//! Rung 5: physical memory moves. A handle all of whose bytes are free is mapped where the pool that misses lacks memory; addresses of live allocations
+//! The move-handles rung: physical memory moves. A handle all of whose bytes are free is mapped where the pool that misses lacks memory; addresses of live allocations
 //! stay.
 //!
 //! ```text

@@ -201,7 +201,7 @@ fn a_piece_of_a_range_in_flight_migrates() {
     all_clean(&sim, gpu);
 }
 
-/// Rung 8 waits for every use of a range, one after the other, when waits may not be inserted.
+/// The wait rung waits for every use of a range, one after the other, when waits may not be inserted.
 #[test]
 fn the_host_waits_for_all_uses_of_a_range() {
     let sim = late();
