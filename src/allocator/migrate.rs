@@ -73,7 +73,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.want.kind == Kind::Small { self.migrate_of(&Kind::ALL[1..]) } else { None }
     }
 
-    /// Whether any other pool may be a source. If pools keep what they acquired (`Reuse::Never`), only those whose streams are gone may: without
+    /// Whether any other pool may be a source. If pools keep what they reserved (`Reuse::Never`), only those whose streams are gone may: without
     /// them a program whose streams come and go would acquire ever more.
     pub(crate) fn has_sources(&self) -> bool {
         self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
