@@ -119,7 +119,7 @@ pub fn t07_bytes_used_and_acquired_by_scope<T: Bench>(b: &T) {
     assert_eq!(profile.total(), gpu.usage());
     assert_eq!((other.rows()[0].allocated, other.rows().len()), (gpu.usage().allocated, 1));
     let text = profile.to_string();
-    assert!(text.contains("used within") && text.lines().count() == 6, "{text}");
+    assert!(text.contains("allocated within") && text.lines().count() == 6, "{text}");
 }
 
 /// T18: used, free and total bytes, and the number of free blocks.
