@@ -21,7 +21,8 @@
 #   footprint what PyTorch's programs take of the device and how long a step takes, ours beside PyTorch's own allocators, and the trials D5, D6, D9 and
 #             D10 (plug/gpu/footprint.py); MILLPOND_JSON names a file for each run's figures, MILLPOND_FOOTPRINT holds further arguments
 #   nccl      all-reduces of two GPUs over our memory, registered and not, beside PyTorch's own allocator (plug/gpu/nccl_checks.py); SKIPPED with one GPU
-#   taken     what the recorded workloads take of the device, ours beside PyTorch's (benches/peers/taken.py)
+#   taken     what the recorded workloads take of the device and how long their calls take, ours beside the driver's pool (benches/gpu/gpu_taken.rs); then
+#             what they take through the C interface, beside PyTorch's allocators (benches/peers/taken.py)
 #   rivals    without the GPU: ours beside three host allocators, on this machine's cores (benches/churn.rs and its siblings)
 #   worlds    without the GPU, and only when named: every program of six operations, for which this machine has the cores
 #   bench     ours and cudarc's alloc; then cudaMallocAsync and PyTorch's native allocator, on the same work files
@@ -308,6 +309,9 @@ stage_feed() {
 }
 
 stage_taken() {
+    # shellcheck disable=SC2086  # one word or none
+    within 120 "$bin/gpu_taken" $size tests/traces/*.csv.gz >"$here/taken.txt" || return
+    tables "$here/taken.txt"
     command -v python3 >/dev/null || { echo "SKIPPED: there is no python3"; return 77; }
     MILLPOND_LIBRARY="$bin/libmillpond.so" PYTHONPATH=plug/python PYTHONDONTWRITEBYTECODE=1 \
         within 400 python3 benches/peers/taken.py tests/traces/*.csv.gz

@@ -1,7 +1,7 @@
 //! A stream program with a wait left out, and what the oracle says of it. No GPU and no allocator: `cargo run -p millpond-sim
 //! --example missing_wait`, with `-- fixed` for the program as it should be.
 
-use millpond_driver::{Fences, Memory};
+use millpond_sim::driver::{Fences, Memory};
 use millpond_sim::{Launch, Sim};
 use std::error::Error;
 

@@ -32,7 +32,7 @@
 //! | `rate`, `late`, `fault`, `ledger`, `mismatch`, `met`, `verdict` | virtual time, and behind gates; planted faults, accounts, wrong bytes and their list, the judgement |
 //!
 //! ```
-//! use millpond_driver::{Fences, Memory};
+//! use millpond_sim::driver::{Fences, Memory};
 //! use millpond_sim::{Launch, Schedule, Sim};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let sim = Sim::new(144 << 30).schedule(Schedule::Latest);      // costs nothing: contents are sparse
@@ -46,9 +46,10 @@
 //! # Ok(()) }
 //! ```
 
-// Planted bugs; ordinary builds have none.
+/// The traits whose methods are the calls of a device ([`Fences`](driver::Fences), [`Memory`](driver::Memory), [`Mapping`](driver::Mapping) and others), and their types.
+// Its macros plant bugs; ordinary builds have none.
 #[macro_use]
-extern crate millpond_driver;
+pub extern crate millpond_driver as driver;
 
 /// Runs the README's program.
 #[cfg(doctest)]

@@ -151,7 +151,7 @@ pub enum Growth {
 }
 
 impl Default for Growth {
-    /// 2 MiB for small requests; for large ones max(20 MiB, the request rounded up to 2 MiB): DESIGN.md, "Growth".
+    /// 2 MiB for small requests; for large ones max(20 MiB, the request rounded up to 2 MiB): docs/misses.md, "Growth".
     fn default() -> Growth {
         Growth::Rounded { small: 2 << 20, large: 20 << 20, multiple: 2 << 20 }
     }

@@ -118,7 +118,7 @@ impl<D: Driver> Miss<'_, D> {
 
     /// The bytes that may be reserved before other pools' memory is waited for or moved: those of the soft limits; under `footprint` no more than 1 % above the
     /// highest live bytes, this request included, and more where time is scarce.
-    fn slack(&self, level: u32) -> u64 {
+    pub(super) fn slack(&self, level: u32) -> u64 {
         let soft = self.core.soft_max();
         if self.core.config.policy == Policy::Latency {
             return soft;
@@ -128,7 +128,7 @@ impl<D: Driver> Miss<'_, D> {
     }
 
     /// How scarce time is; above a soft limit memory comes first.
-    fn level(&self) -> u32 {
+    pub(super) fn level(&self) -> u32 {
         if self.core.is_tight(self.want.len) { 0 } else { self.core.price_level() }
     }
 

@@ -215,6 +215,15 @@ impl MigrationSources {
         self.kinds.lock()[kind as usize].bring_back(pool);
     }
 
+    /// Whether another pool than this one may have a range of `len` granules, free and of this kind, or in flight.
+    pub(super) fn others_may_have(&self, kind: Kind, len: u32, pool: u32) -> bool {
+        let free = {
+            let order = &self.kinds.lock()[kind as usize];
+            order.aside.len() > 0 || order.by_len.range((len, 0)..).any(|at| at.1 != pool)
+        };
+        free || self.in_flight.lock().range((len, 0)..).any(|at| at.1 != pool)
+    }
+
     /// The pools that may have a free range of `len` granules of one of these kinds, for a stream and its clock.
     pub(super) fn of(&self, kinds: &[Kind], len: u32, to: TimelineId, clock: &Clock) -> Candidates {
         let progressed = self.progressed.take();

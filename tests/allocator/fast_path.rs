@@ -1,5 +1,6 @@
 //! What counts as a hit, and that the counts of a pool agree with each other, through the public verbs.
 
+use millpond::allocator::VirtualMemory;
 use millpond::trace::Sink;
 use millpond::units::{GIB, KIB, MIB};
 use millpond::{
@@ -54,6 +55,28 @@ fn large_requests_in_small_segments_call_the_driver_for_nothing() {
     assert_eq!(calls_between(&before, &sim.ledger()), []);
     assert_eq!(gpu.report().reserved, reserved);
     drop((small, x, s, t, gpu));
+    sim.verdict().unwrap();
+}
+
+/// Under `footprint` a small segment is refused once it would be more than the slack: large space serves, and not by a climb for each request.
+#[test]
+fn small_requests_that_growth_is_refused_to_climb_no_ladder() {
+    let sim = Sim::new(GIB).schedule(Schedule::Latest);
+    let config = Config::default().policy(Policy::Footprint).virtual_memory(VirtualMemory::Always);
+    let gpu = Allocator::new(sim.clone(), config).unwrap();
+    let stream = gpu.stream().unwrap();
+    // A hundredth of 64 MiB is no unit of 2 MiB.
+    drop(gpu.alloc(64 * MIB, &stream).unwrap());
+    let (before, calls) = (gpu.report(), sim.ledger());
+    let small: Vec<_> = (0..100).map(|_| gpu.alloc(4 * KIB, &stream).unwrap()).collect();
+    let after = gpu.report();
+    assert_eq!(after.reserved, before.reserved);
+    assert_eq!(after.total.counters.misses - before.total.counters.misses, 100);
+    assert_eq!(after.ladder.poll.served - before.ladder.poll.served, 100);
+    assert_eq!(after.ladder.grow.tried, before.ladder.grow.tried);
+    assert_eq!(calls_between(&calls, &sim.ledger()), []);
+    gpu.check();
+    drop((small, stream, gpu));
     sim.verdict().unwrap();
 }
 

@@ -135,6 +135,8 @@ const DOCUMENTS: &[&str] = &[
     "docs/testing.md",
     "docs/windows.md",
     "docs/limits.md",
+    "docs/misses.md",
+    "docs/scrubbing.md",
     "docs/mutants.md",
 ];
 const PATH_PREFIXES: &[&str] = &[
@@ -798,8 +800,24 @@ fn the_root_package_does_not_grow() {
 /// Whoever reads it once has read all of it in a quarter of an hour; what needs more words is in `docs`.
 #[test]
 fn the_design_stays_short() {
-    let lines = read("DESIGN.md").lines().count();
+    let text = read("DESIGN.md");
+    let (lines, words) = (text.lines().count(), text.split_whitespace().count());
     assert!(lines <= 300, "DESIGN.md has {lines} lines: move a part of it to docs");
+    assert!(words <= 4_500, "DESIGN.md has {words} words: move a part of it to docs");
+}
+
+/// A reader who looks for something finds each of the allocator's files by what it does.
+#[test]
+fn the_documents_name_every_file_of_the_allocator() {
+    let documents: Vec<String> = DOCUMENTS.iter().map(|path| read(path)).collect();
+    let named = |file: &str| documents.iter().any(|text| text.contains(&format!("`{file}`")));
+    let files = std::fs::read_dir(root().join("src/allocator")).expect("a folder of sources");
+    let files =
+        files.map(|file| format!("src/allocator/{}", file.expect("a file").file_name().to_string_lossy()));
+    let unnamed: Vec<String> =
+        files.filter(|file| file.ends_with(".rs") && !file.ends_with("/tests.rs") && !named(file)).collect();
+    assert!(unnamed.is_empty(), "no document says what these do: {unnamed:?}");
+    assert!(!named("src/allocator/nowhere.rs"));
 }
 
 /// The paths in backticks, cut at what may follow one: a space, a line number, an item.

@@ -59,9 +59,9 @@ enum Evidence {
     Owed(&'static str),
 }
 
-/// Parts that are not built yet: what is to be measured of the feeder and on a device, virtual memory under the pools, and what informs a
-/// user about the machine.
-const LATER: &[&str] = &["feeding", "virtual memory", "doctor"];
+/// What is not there yet: tables of pageable, pinned and packed copies beside PyTorch's, the feeder by its number of threads beside loaders of others, pictures
+/// of time, and what informs a user about the machine.
+const LATER: &[&str] = &["tables of copies", "feeders by threads", "timelines", "doctor"];
 
 /// Where the tests of requirements at allocator level are.
 const ALLOCATOR: &str = "tests/allocator/requirements.rs";
@@ -270,7 +270,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         ],
     ),
     ("T7", Talk, "bytes used and bytes acquired, by scope", &[Suite("t07_bytes_used_and_acquired_by_scope")]),
-    ("T8", Talk, "timelines in a profiler", &[Owed("feeding")]),
+    ("T8", Talk, "timelines in a profiler", &[Owed("timelines")]),
     (
         "T9",
         Talk,
@@ -365,9 +365,9 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "overlap needs a copy engine, a stream of its own and a pinned source",
         &[Bench(OVERLAP, "truth_table")],
     ),
-    ("P4", Tutorial, "copying from pinned memory against pinning first", &[Owed("feeding")]),
-    ("P5", Tutorial, "many small copies and one synchronise", &[Owed("feeding")]),
-    ("P6", Tutorial, "many large copies: blocking or not, pageable or pinned", &[Owed("feeding")]),
+    ("P4", Tutorial, "copying from pinned memory against pinning first", &[Owed("tables of copies")]),
+    ("P5", Tutorial, "many small copies and one synchronise", &[Owed("tables of copies")]),
+    ("P6", Tutorial, "many large copies: blocking or not, pageable or pinned", &[Owed("tables of copies")]),
     (
         "P7",
         Tutorial,
@@ -406,8 +406,8 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "threads that fill pinned slots in place",
         &[Test(FEED_BATCHES, "p11_threads_fill_pinned_slots_in_place")],
     ),
-    ("P12", Tutorial, "several threads pin and copy", &[Owed("feeding")]),
-    ("P13", Tutorial, "filling pinned memory is the limit, not the copy", &[Owed("feeding")]),
+    ("P12", Tutorial, "several threads pin and copy", &[Owed("tables of copies")]),
+    ("P13", Tutorial, "filling pinned memory is the limit, not the copy", &[Owed("tables of copies")]),
     (
         "P14",
         Tutorial,
@@ -476,8 +476,8 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "pinned batches, copied without blocking",
         &[Test(TRANSFERS, "g07_pinned_batches_without_blocking")],
     ),
-    ("G8", Issue, "what an asynchronous loader gained elsewhere", &[Owed("feeding")]),
-    ("G9", Issue, "share of the bound with no loading, by workers", &[Owed("feeding")]),
+    ("G8", Issue, "what an asynchronous loader gained elsewhere", &[Owed("feeders by threads")]),
+    ("G9", Issue, "share of the bound with no loading, by workers", &[Owed("feeders by threads")]),
     (
         "G10",
         Issue,
@@ -755,7 +755,12 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         "a fresh stream per epoch keeps the footprint flat",
         &[Test(ORDERS, "d05_a_fresh_stream_per_epoch_stays_flat")],
     ),
-    ("D6", Demonstrations, "prefetching stays near the bytes alive", &[Owed("virtual memory")]),
+    (
+        "D6",
+        Demonstrations,
+        "prefetching stays near the bytes alive",
+        &[Bench("plug/gpu/footprint.py", "trials_shown")],
+    ),
     (
         "D7",
         Demonstrations,
@@ -781,8 +786,13 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
         &[Bench(TORCH, "beside_a_kernel")],
     ),
     ("D11", Demonstrations, "least memory of all on varying lengths", &[Bench(TORCH, "lengths")]),
-    ("D12", Demonstrations, "a fed training loop against the bound with no loading", &[Owed("feeding")]),
-    ("D13", Demonstrations, "staged copies against copies from pinned memory", &[Owed("feeding")]),
+    (
+        "D12",
+        Demonstrations,
+        "a fed training loop against the bound with no loading",
+        &[Bench("benches/gpu/gpu_feed.rs", "training")],
+    ),
+    ("D13", Demonstrations, "staged copies against copies from pinned memory", &[Owed("tables of copies")]),
 ];
 
 /// Every id there must be, in order, and its source.
@@ -867,6 +877,8 @@ fn missing(id: &str, evidence: Evidence) -> Option<(&'static str, String)> {
                 "docs/ordering.md",
                 "docs/cudarc.md",
                 "docs/kept.md",
+                "docs/misses.md",
+                "docs/scrubbing.md",
                 "docs/oracle.md",
                 "docs/c-interface.md",
                 "docs/testing.md",

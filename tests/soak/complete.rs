@@ -57,6 +57,10 @@ const NO_LOOP_ON_CUDA: &[(&str, &str)] = &[
         "it makes an allocator and feeders for figures; feed/tests has the programs that run for long",
     ),
     ("gpu_pinned", "it makes an allocator for each figure, and measures what pinned memory costs"),
+    (
+        "gpu_taken",
+        "it makes an allocator for each figure, and each makes the calls of a recorded workload twice",
+    ),
     ("gpu_transfers", "it measures series of copies and launches between two waits, half of them not ours"),
     ("with_cublas", "it needs libcublas, and there is no stand-in for that"),
 ];

@@ -242,6 +242,12 @@ impl<H: Clone> Physical<H> {
         self.unit
     }
 
+    /// Whether any handle is spare.
+    #[must_use]
+    pub fn has_spares(&self) -> bool {
+        !self.handles.spare().is_empty()
+    }
+
     /// What exists, and what was done.
     pub fn stats(&self) -> Stats {
         let bytes = |units: u64| units * self.unit.bytes();
