@@ -303,7 +303,7 @@ fn every_kind_of_stream_has_one_identity() {
 }
 
 /// Of streams with work to run a device takes the one with the lowest number first. The driver itself says what each
-/// was made with: what was asked for, cut to the device's range.
+/// was made with: what was requested, cut to the device's range.
 #[test]
 #[allow(unsafe_code, reason = "the driver's own answers")]
 fn a_stream_has_the_requested_priority() {
@@ -361,7 +361,7 @@ fn a_capture_by_other_code_survives_beside_a_growing_trimming_waiting_allocator(
     let big = gpu.alloc(64 * MIB, &home).expect("grown beside the capture");
     big.record_use(&other).expect("used");
     drop(big);
-    let again = gpu.alloc(64 * MIB, &other).expect("reused, lent or grown");
+    let again = gpu.alloc(64 * MIB, &other).expect("reused, migrated or grown");
     drop(again);
     gpu.trim(Trim::All).expect("trimmed what is complete");
     let pinned = gpu.alloc_pinned(MIB).expect("pinned beside the capture");
@@ -375,7 +375,7 @@ fn a_capture_by_other_code_survives_beside_a_growing_trimming_waiting_allocator(
     rig.clean();
 }
 
-/// Every stream that is known is asked before a context-wide marker is recorded, not the first alone: whichever captures, the
+/// Every stream that is known is queried before a context-wide marker is recorded, not the first alone: whichever captures, the
 /// marker is refused and the capture lives.
 #[test]
 fn a_capture_on_any_known_stream_survives_a_context_wide_marker() {
@@ -411,7 +411,7 @@ fn a_record_adds_nothing_to_a_graph() {
         // SAFETY: the stream is alive, and its capture began on it.
         let graph = unsafe { result::stream::end_capture(native.cu_stream()) }.expect("ended well");
         let mut nodes = usize::MAX;
-        // SAFETY: no nodes are asked for, only how many there are.
+        // SAFETY: no nodes are requested, only how many there are.
         let counted = unsafe { sys::cuGraphGetNodes(graph, core::ptr::null_mut(), &raw mut nodes) };
         assert_eq!((counted, nodes), (sys::CUresult::CUDA_SUCCESS, 0), "{records} records");
         // SAFETY: ended above, and nothing uses it.
@@ -520,10 +520,10 @@ fn memory_is_aligned_and_wrong_frees_are_refused_in_words() {
         assert!(e.kind == DriverErrorKind::InvalidValue && e.message.contains(&bad.to_string()), "{e}");
         assert_eq!(kind(cuda.pin_raw(bad, HostKind::Cached)), DriverErrorKind::InvalidValue);
     }
-    // SAFETY: refused before the driver is asked.
+    // SAFETY: refused before any driver call.
     let e = unsafe { cuda.free_raw(range.addr(), 512) }.expect_err("not the whole range");
     assert!(e.message.contains("free each range whole"), "{e}");
-    // SAFETY: refused before the driver is asked.
+    // SAFETY: refused before any driver call.
     let inside = unsafe { cuda.free_raw(Addr(range.addr().0 + 512), MIB) };
     assert_eq!(kind(inside), DriverErrorKind::InvalidValue);
     let all = cuda.memory_info().expect("asked").total;
@@ -655,8 +655,8 @@ fn c04_sources_of_memory() {
     rig.clean();
 }
 
-/// A CPU reads write-combined memory many times more slowly: the driver is asked for it where the program asks, and nowhere
-/// else. The driver itself says what it was asked for.
+/// A CPU reads write-combined memory many times more slowly: it is requested of the driver where the program requests it, and nowhere
+/// else. The driver itself says what was requested.
 #[test]
 #[allow(unsafe_code, reason = "the driver's own answer")]
 fn pinned_memory_is_write_combined_on_request_only() {
@@ -983,7 +983,7 @@ fn a_hit_makes_no_driver_call() {
     rig.clean();
 }
 
-/// A framework's stream is asked at every allocation: one call of the driver, which needs no context to be looked up.
+/// A framework's stream is queried at every allocation: one call of the driver, which needs no context to be looked up.
 #[test]
 #[allow(
     unsafe_code,

@@ -98,7 +98,7 @@ impl Bench {
 
 // The loop.
 
-/// What the driver was asked to make, and to take back.
+/// What the driver was called to make, and to take back.
 const MADE: [(&str, &[&str], &[&str]); 7] = [
     ("driver events", &["cuEventCreate"], &["cuEventDestroy_v2"]),
     ("driver streams", &["cuStreamCreate", "cuStreamCreateWithPriority"], &["cuStreamDestroy_v2"]),
@@ -179,7 +179,7 @@ fn on_a_bench(when: When, rounds: u64, period: u64, judge: impl FnOnce(&Bench) -
     }))
 }
 
-/// What grew, in words; where rounds were asked for, a line says how it went. `look` is shown the counters.
+/// What grew, in words; where rounds were requested, a line says how it went. `look` is shown the counters.
 fn watch(name: &str, bench: &Bench, program: Program, mut look: impl FnMut(&Counts<COUNTERS>)) -> String {
     let fake = bench.rig.fake.as_ref().expect("asked before");
     let mut round = program(bench);

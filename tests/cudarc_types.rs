@@ -282,7 +282,7 @@ fn what_is_queued_late_under_a_borrow_is_waited_for() {
         let (home, work) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
         let (mut x, theirs) = (array_of_sevens(&gpu, &home), work.cudarc().expect("its alias"));
         {
-            let (at, _lent) = x.device_ptr_mut(&theirs);
+            let (at, _borrow) = x.device_ptr_mut(&theirs);
             let between = work.record().expect("a marker");
             theirs.context().bind_to_thread().expect("current");
             #[allow(unsafe_code, reason = "a call of another library's")]
@@ -436,11 +436,15 @@ fn an_alias_outlives_its_stream_and_the_allocator() {
         alias.synchronize().expect("it is still there");
         let other = Allocator::new(rig.cuda.clone(), Config::default()).expect("an allocator");
         drop(other.stream().expect("a stream"));
-        assert_eq!(destroyed() - before, u64::from(rig.fake.is_some()), "its own, not the one that is lent");
+        assert_eq!(
+            destroyed() - before,
+            u64::from(rig.fake.is_some()),
+            "its own, not the one that is borrowed"
+        );
         alias.synchronize().expect("it is still there");
         drop((alias, again));
         drop(other.stream().expect("a stream"));
-        assert_eq!(destroyed() - before, 3 * u64::from(rig.fake.is_some()), "the lent one too");
+        assert_eq!(destroyed() - before, 3 * u64::from(rig.fake.is_some()), "the borrowed one too");
     }
     rig.check_clean();
 }

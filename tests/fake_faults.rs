@@ -460,7 +460,7 @@ fn an_old_driver_no_driver_and_no_device_are_distinguished() {
     assert!(opened(&garbage, &[]).starts_with("DriverMissing"));
 }
 
-/// A context that was lost, and a driver that was shut down: what is asked for is refused, what is dropped goes without
+/// A context that was lost, and a driver that was shut down: what is requested is refused, what is dropped goes without
 /// a word, and what destructors met is kept only where it is not expected.
 #[test]
 fn a_driver_that_is_gone_is_left_in_peace() {
@@ -508,7 +508,7 @@ fn what_a_device_lacks_is_refused_in_words() {
             let e = result.expect_err("the device has no such thing");
             assert_eq!((e.call, e.code, e.kind), (call, 801, DriverErrorKind::NotSupported), "{e}");
             assert!(e.message.contains(advice), "{e}");
-            assert_eq!(fake.calls(call), 0, "the driver was not asked");
+            assert_eq!(fake.calls(call), 0, "the driver was not called");
         };
         let cuda = Cuda::new(0).expect("the stand-in");
         assert_eq!(cuda.mapping().map(|facts| facts.granularity), mapping.then_some(2 * MIB));
@@ -526,7 +526,7 @@ fn what_a_device_lacks_is_refused_in_words() {
             let (plain, at) = ("use plain segments", Addr(2 * MIB));
             lacks(cuda.create(2 * MIB).map(drop), "cuMemCreate", plain);
             lacks(cuda.reserve(2 * MIB, None).map(drop), "cuMemAddressReserve", plain);
-            // SAFETY: refused before the driver is asked.
+            // SAFETY: refused before any driver call.
             lacks(unsafe { cuda.set_access(at, 2 * MIB) }, "cuMemSetAccess", plain);
             // SAFETY: as above.
             lacks(unsafe { cuda.unmap(at, 2 * MIB) }, "cuMemUnmap", plain);

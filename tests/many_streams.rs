@@ -126,8 +126,8 @@ fn holds<D: Driver + Copies + Kernels>(
         println!("{policy:?} {who:?} {step:?}: {all:.2?}");
         for (streams, costs) in sizes.iter().zip(&all).skip(1) {
             for ((&(name, now), &(_, few)), more) in costs.iter().zip(&all[0]).zip(MORE) {
-                let settles = name != "bytes" || *streams >= SETTLED;
-                if settles && now > 1.5 * few + more {
+                let is_level = name != "bytes" || *streams >= LEVEL_FROM;
+                if is_level && now > 1.5 * few + more {
                     let _ = write!(
                         found,
                         "\n    {step:?}: {now:.1} {name} beside {streams} streams, {few:.1} beside {}",
@@ -155,7 +155,7 @@ fn holds<D: Driver + Copies + Kernels>(
 
 /// With fewer streams the bytes of a free elsewhere under `footprint` are still on their way to what they are with any number: 8 KB beside 1,000
 /// streams, 17 beside 4,000, 27 to 30 from 5,000 on.
-const SETTLED: usize = 20_000;
+const LEVEL_FROM: usize = 20_000;
 
 /// How many streams there are: a quarter, and all.
 fn sizes() -> [usize; 2] {
@@ -189,7 +189,7 @@ fn on_the_null_device_all_in_turns_with_little_memory() {
     holds(null, &sizes(), Policy::Footprint, Who::All, &Step::ALL);
 }
 
-/// A device that does everything at once: what is complete has to be asked for.
+/// A device that does everything at once: what is complete has to be queried.
 fn sim() -> Device {
     Device::new(on_device(|| Sim::new(1 << 50).contents(false).oracle(false)))
 }

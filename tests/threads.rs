@@ -368,7 +368,7 @@ fn what_was_handed_out_never_falls() {
         scope.spawn(|| {
             let mut before = (0, 0, 0);
             while !over.load(Ordering::Acquire) {
-                let (used, total) = (gpu.usage().used, gpu.report().total);
+                let (used, total) = (gpu.usage().allocated, gpu.report().total);
                 let now = (used, total.counters.frees, total.sizes.total());
                 let falls = now.0 < before.0 || now.1 < before.1 || now.2 < before.2;
                 assert!(!falls, "{before:?} bytes, frees and sizes, and then {now:?}");
@@ -376,7 +376,7 @@ fn what_was_handed_out_never_falls() {
             }
         });
     });
-    assert_eq!(gpu.usage().used, ROUNDS * 4 * KIB);
+    assert_eq!(gpu.usage().allocated, ROUNDS * 4 * KIB);
     assert_eq!(gpu.report().total.counters.frees, ROUNDS);
     all_clean(&sim, gpu);
 }

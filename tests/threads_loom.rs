@@ -286,10 +286,10 @@ fn migration_hand_over() {
             thread::spawn(move || gpu.alloc(512, &b).expect("a segment is free, in a pool or in a hand"))
         };
         let own = gpu.alloc(512, &a).expect("what is left of the segment");
-        let lent = borrower.join().unwrap();
-        assert_ne!(own.address(), lent.address());
+        let migrated = borrower.join().unwrap();
+        assert_ne!(own.address(), migrated.address());
         gpu.check();
-        drop((own, lent, a, b, gpu));
+        drop((own, migrated, a, b, gpu));
         assert_eq!(device.taken(), 0);
     });
     // The same over the bare heap, found in one hold of the lock and cut in another.
@@ -297,16 +297,16 @@ fn migration_hand_over() {
         let mut heap = Heap::new();
         heap.add_segment(SegmentId(0), Addr(1 << 30), Granules(8), Kind::Small);
         heap.extend(SegmentId(0), Granules::ZERO, Granules(8), Epoch(0));
-        let lender = Arc::new(Mutex::new(heap));
+        let source = Arc::new(Mutex::new(heap));
         let want = Want { len: Granules(8), align: Granules(1), kind: Kind::Small };
         let owner = {
-            let lender = Arc::clone(&lender);
-            thread::spawn(move || lender.lock().take(&want, 4096).map(|t| t.addr))
+            let source = Arc::clone(&source);
+            thread::spawn(move || source.lock().take(&want, 4096).map(|t| t.addr))
         };
         // Ours from here on, or so it thinks.
-        let found = lender.lock().find(&want, 64, |_| true).is_some();
+        let found = source.lock().find(&want, 64, |_| true).is_some();
         let cut = {
-            let mut heap = lender.lock();
+            let mut heap = source.lock();
             heap.find(&want, 64, |_| true).map(|f| heap.cut(f.chunk, f.offset, want.len))
         };
         let taken = owner.join().unwrap().is_some();

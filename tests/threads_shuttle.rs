@@ -38,7 +38,7 @@ use shuttle::sync::{Arc, Mutex};
 use shuttle::thread::{self, JoinHandle};
 use shuttle::{Config as Shuttle, Runner};
 
-/// Runs a program under every scheduler, or under the one schedule that was asked for.
+/// Runs a program under every scheduler, or under the one schedule that was requested.
 fn explore(program: fn()) {
     let mut config = Shuttle::new();
     config.stack_size = 1 << 20;
@@ -75,7 +75,7 @@ fn shares(sim: &Sim, blocks: u64) -> Config {
         1 if !sim.free_waits_for_device() => Reuse::Never,
         _ => Reuse::Ordered,
     };
-    // Few streams, as many to the index of lenders in half of the programs.
+    // Few streams, as many to the index of sources in half of the programs.
     let few = if thread_rng().gen_bool(0.5) { 1 } else { 64 };
     let config = Config::default().growth(Growth::Exact).limit(Limit::Bytes(blocks * MIB));
     config.policy(policy).reuse(reuse).look_at_each_of(few)
@@ -194,9 +194,9 @@ fn two_threads_of_one_stream_borrow() {
             &sim,
             Config::default().reuse(Reuse::WithWaits).growth(Growth::Exact).limit(Limit::Bytes(4 * MIB)),
         );
-        let (lender, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-        let block = gpu.alloc(4 * MIB, &lender).unwrap();
-        write(&sim, &block, &lender);
+        let (source, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let block = gpu.alloc(4 * MIB, &source).unwrap();
+        write(&sim, &block, &source);
         drop(block);
         let work = |gpu: &Allocator<Sim>, sim: &Sim, s: &Stream<Sim>| {
             let block = gpu.alloc(2 * MIB, s).expect("half of what there is");
@@ -210,8 +210,8 @@ fn two_threads_of_one_stream_borrow() {
         };
         let here = work(&gpu, &sim, &s);
         let there = one.join().unwrap();
-        assert_eq!(gpu.report().growths, 1, "only what the lender took");
-        drop((here, there, lender, s));
+        assert_eq!(gpu.report().growths, 1, "only what the source took");
+        drop((here, there, source, s));
         all_clean(&sim, gpu);
     });
 }
@@ -325,8 +325,8 @@ fn one_of_two_trims_gives_the_segment_back() {
         );
         let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         // Half of the segment in each pool.
-        let (kept, lent) = (gpu.alloc(MIB, &a).unwrap(), gpu.alloc(MIB / 2, &b).unwrap());
-        drop((kept, lent));
+        let (kept, other) = (gpu.alloc(MIB, &a).unwrap(), gpu.alloc(MIB / 2, &b).unwrap());
+        drop((kept, other));
         gpu.synchronize().unwrap();
         let trimmer = gpu.clone();
         let other = thread::spawn(move || trimmer.trim(Trim::All).unwrap().bytes);

@@ -198,7 +198,7 @@ pub(crate) struct SetupArgs {
     /// Whether one stream's freed memory serves another: never, only if ordered already, or also behind a wait
     #[arg(long, value_name = "never|ordered|known|waits", value_parser = text_of("MILLPOND_REUSE"))]
     pub(crate) reuse: Option<String>,
-    /// How much is acquired from the device at once: rounded segments, or exactly the request
+    /// How much is reserved from the device at once: rounded segments, or exactly the request
     #[arg(long, value_name = "rounded|exact", value_parser = text_of("MILLPOND_GROWTH"))]
     pub(crate) growth: Option<String>,
     /// Whether pools take the device's virtual memory: never, where the device has it, or always

@@ -97,7 +97,7 @@ fn a_map_shows_ranges() {
         "millpond trace 1\nstreams 1\nalloc b0 3MiB on s0\nwrite b0 on s0\n",
     );
     assert!(out(&millpond(&["replay", &program, "--map"])).contains("live 3.00 MiB, free 17.0 MiB"));
-    assert!(!out(&millpond(&["replay", &log])).contains("map   "), "only if it is asked for");
+    assert!(!out(&millpond(&["replay", &log])).contains("map   "), "only if it is requested");
     assert_eq!(millpond(&["replay", &log, "--map", "--racy"]).status.code(), Some(2));
 }
 
@@ -146,14 +146,14 @@ fn json_is_one_object_a_line_with_the_promised_keys() {
 }
 
 #[test]
-fn a_broken_program_is_told_in_full_with_status_1() {
+fn a_broken_program_is_shown_in_full_with_status_1() {
     let trace = traces().join("prefetch_multistream.csv.gz");
     let o =
         millpond(&["replay", trace.to_str().unwrap(), "--uses", "50%", "--break", "100%", "--streams", "4"]);
     assert_eq!(o.status.code(), Some(1));
     let text = out(&o);
     assert!(text.contains("VIOLATED"), "{text}");
-    assert!(text.contains("none of them the allocator's"), "{text}");
+    assert!(text.contains("none of them caused by the allocator"), "{text}");
     assert!(text.contains("\n   where: call ") && text.contains("\n   missing edge: "), "{text}");
     assert!(!text.contains(" 0 violations in"));
 }

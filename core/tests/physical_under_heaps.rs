@@ -6,7 +6,7 @@
 use millpond_core::heap::{ChunkState, Heap, Kind, Taken, Want};
 use millpond_core::order::{Pending, PendingSet, TimelineId};
 use millpond_core::physical::{
-    AddrRange, BusyHandle, HandleId, NoWindow, Owner, Physical, Place, SlotState, UNIT,
+    AddrRange, BusyHandle, HandleId, NoWindow, Owner, Physical, SlotState, UNIT, WindowPosition,
 };
 use millpond_driver::units::{Addr, Epoch, GIB, Granules, MIB, SegmentId};
 use proptest::prelude::*;
@@ -92,13 +92,13 @@ impl World {
     }
 
     /// A place of this many units of holes in a pool's windows.
-    fn run(&mut self, pool: usize, units: u32) -> Place {
+    fn run(&mut self, pool: usize, units: u32) -> WindowPosition {
         let (owner, need) = (Owner(pool as u64), Granules(units * UNIT.0));
         for w in self.physical.windows_of(owner).collect::<Vec<_>>() {
             let run = self.physical.holes(owner, w.id, Granules::ZERO, w.len).find(|run| run.1 >= need);
             if let Some((offset, _)) = run {
                 assert!(self.physical.is_hole(owner, w.id, offset, need));
-                return Place { segment: w.id, unit: offset.0 / UNIT.0 };
+                return WindowPosition { segment: w.id, unit: offset.0 / UNIT.0 };
             }
         }
         let id = SegmentId(self.windows);
@@ -114,7 +114,7 @@ impl World {
         };
         self.windows += 1;
         self.heaps[pool].add_segment(id, view.base, view.len, Kind::Large);
-        Place { segment: id, unit: 0 }
+        WindowPosition { segment: id, unit: 0 }
     }
 
     fn create(&mut self, units: u32) -> BusyHandle {
@@ -141,7 +141,7 @@ impl World {
             let piece = (1 << left.ilog2()).min(LONGEST);
             let spare = self.physical.take_spare(Granules(piece * UNIT.0));
             let busy = spare.unwrap_or_else(|| self.create(piece));
-            self.physical.start_map(&busy, Place { segment: place.segment, unit: at });
+            self.physical.start_map(&busy, WindowPosition { segment: place.segment, unit: at });
             self.physical.mapped(busy);
             at += piece;
         }

@@ -25,7 +25,7 @@ const LEAST_PART: usize = 8 << 20;
 pub(super) struct Registering {
     /// The driver said that it never registers memory: nothing is touched in vain again.
     pub(super) refused: AtomicBool,
-    /// Whether the device has registered memory at the CPU's address, once it was asked.
+    /// Whether the device has registered memory at the CPU's address, once it was queried.
     pub(super) same_address: OnceLock<bool>,
     /// The memory node near the device.
     pub(super) node: OnceLock<Option<u32>>,

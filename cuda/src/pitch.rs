@@ -7,13 +7,15 @@ use super::stream::GpuStream;
 use super::table::{Call, Copy2d, Side, invalid};
 use core::ptr::null_mut;
 use millpond_driver::units::Addr;
-use millpond_driver::{DriverResult, Pitched, Place};
+use millpond_driver::{CopySide, DriverResult, Pitched};
 
-fn side(place: Place, pitch: u64) -> Side {
+fn side(place: CopySide, pitch: u64) -> Side {
     let pitch = pitch as usize;
     match place {
-        Place::Device(addr) => Side { kind: 2, host: null_mut(), device: addr.0, array: null_mut(), pitch },
-        Place::Pinned(first) => Side { kind: 1, host: first.cast(), device: 0, array: null_mut(), pitch },
+        CopySide::Device(addr) => {
+            Side { kind: 2, host: null_mut(), device: addr.0, array: null_mut(), pitch }
+        }
+        CopySide::Pinned(first) => Side { kind: 1, host: first.cast(), device: 0, array: null_mut(), pitch },
     }
 }
 

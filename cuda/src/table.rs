@@ -288,7 +288,7 @@ struct Stripe([AtomicU64; Call::NAMES.len()]);
 
 const STRIPES: usize = 32;
 
-/// The calling thread's stripe, dealt in turn.
+/// The calling thread's stripe, assigned in turn.
 #[inline]
 fn stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -296,13 +296,13 @@ fn stripe() -> usize {
         static MINE: Cell<usize> = const { Cell::new(usize::MAX) };
     }
     #[cold]
-    fn deal() -> usize {
-        let dealt = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
-        MINE.set(dealt);
-        dealt
+    fn assign() -> usize {
+        let stripe = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES;
+        MINE.set(stripe);
+        stripe
     }
     match MINE.get() {
-        usize::MAX => deal(),
+        usize::MAX => assign(),
         mine => mine,
     }
 }

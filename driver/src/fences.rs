@@ -30,8 +30,9 @@ pub struct StreamInfo {
     pub device: DeviceId,
     /// Its kind.
     pub kind: StreamKind,
-    /// Its owner destroys it without notice: it may be named only in a call that names it itself. Such calls mark what it
-    /// holds; what no such call has marked is held back until the program synchronises the device.
+    /// Its owner may destroy it at any moment, without notice. So the library uses its handle only inside calls to which the program passes this
+    /// stream, and those calls record the markers of its work. Memory whose uses on it are behind no marker yet is held back until the next such
+    /// call, or until the program synchronises the device.
     pub unmanaged: bool,
 }
 
@@ -115,10 +116,12 @@ pub unsafe trait Fences: Clone + Send + Sync + Sized + 'static {
         let _ = stream;
         false
     }
-    /// Whether no other reference to the stream exists, in any form that was given out, so that no other code can queue work on it. What
-    /// was queued through the others happens before the answer. For an unmanaged stream, which its owner can use until its end: whether it has
-    /// ended. For a default stream, which needs no reference: `false`; the allocator itself knows when the thread of one has ended. Makes no
-    /// driver call; `false` where it is not known.
+    /// Whether this is the last reference to the stream, in any form that was given out. Then no other code can queue work on it, and whatever was
+    /// queued through other references happens before this call returns. Makes no driver call; `false` where it is not known.
+    ///
+    /// The owner of an unmanaged stream can use it without a reference until it is destroyed: of such a stream the answer is whether it was
+    /// destroyed. A default stream needs no reference at all: `false`. The allocator itself notices when the thread of a per-thread default stream
+    /// ends.
     fn is_last_reference(&self, stream: &Self::Stream) -> bool {
         let _ = stream;
         false

@@ -89,7 +89,7 @@ pub use mapped::{NotMapped, PhysicalHandle, VirtualMemory};
 pub use mapping::{Mapping, MappingFacts, Properties};
 pub use memory::{Memory, MemoryInfo, OwnedRange};
 pub use note::{DeviceSlot, Driver, Note, QueuedBy};
-pub use pitch::{Pitched, Place};
+pub use pitch::{CopySide, Pitched};
 pub use registered::{RegisteredHost, StableMemory};
 pub use size::{Size, SizeError, Unit, bytes, parse_size};
 #[doc(hidden)]

@@ -107,14 +107,15 @@ pub enum Note {
     },
 }
 
-/// What queues the operation that a stream was ordered for ([`Note::Operation`]).
+/// Who queues the operation that a [`Note::Operation`] announces. It says which later work the library has to order behind that operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueuedBy {
-    /// The library, or other code under a borrow of the library's: the library knows the operation from then on.
+    /// The library itself, or other code to which it gives the memory for one call. The library knows the operation.
     Library,
-    /// The holder of a guard of the library's: the library knows every operation on the stream from then on, until the guard [ends](Note::GuardEnded).
+    /// The holder of a guard of the library's, who may queue any number of operations. The library knows all that are queued on the stream until the
+    /// guard [ends](Note::GuardEnded).
     Guard,
-    /// The program: one operation or several, of which the library knows only what [`Note::Used`] says.
+    /// The program, which may queue one operation or several. The library knows them only as far as the program records the use ([`Note::Used`]).
     Program,
 }
 

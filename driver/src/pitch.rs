@@ -4,19 +4,19 @@ use crate::units::Addr;
 
 /// One side of a two-dimensional copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum CopySide {
     /// Device memory.
     Device(Addr),
     /// Page-locked host memory, by the address of its first byte.
     Pinned(*mut u8),
 }
 
-impl Place {
+impl CopySide {
     /// The first byte's address.
     pub fn addr(self) -> Addr {
         match self {
-            Place::Device(addr) => addr,
-            Place::Pinned(first) => Addr(first.addr() as u64),
+            CopySide::Device(addr) => addr,
+            CopySide::Pinned(first) => Addr(first.addr() as u64),
         }
     }
 }
@@ -32,11 +32,11 @@ impl Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pitched {
     /// Where to.
-    pub to: Place,
+    pub to: CopySide,
     /// Bytes from one row of the target to the next, at least `width`.
     pub to_pitch: u64,
     /// Where from.
-    pub from: Place,
+    pub from: CopySide,
     /// Bytes from one row of the source to the next, at least `width`.
     pub from_pitch: u64,
     /// Bytes of a row.
@@ -83,9 +83,9 @@ mod tests {
         assert_eq!((span(100, 128, 0), span(0, 128, 3)), (Some(0), Some(0)));
         assert_eq!(span(1, u64::MAX, 3), None);
         let copy = |to_pitch, from_pitch| Pitched {
-            to: Place::Device(Addr(1000)),
+            to: CopySide::Device(Addr(1000)),
             to_pitch,
-            from: Place::Device(Addr(9000)),
+            from: CopySide::Device(Addr(9000)),
             from_pitch,
             width: 8,
             rows: 2,

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-/// Bytes in one granule: CUDA guarantees at least 256-byte alignment; every caching pool settled on 512.
+/// Bytes in one granule: CUDA guarantees at least 256-byte alignment; every caching pool uses 512.
 pub const GRANULE_BYTES: u64 = 512;
 
 /// 2^10 bytes.

@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Questions change nothing, whatever is asked.
+    /// Queries change nothing.
     fn questions(&mut self, heap: usize, a: u8, b: u8) {
         let h = &self.heaps[heap];
         let before = h.stats();

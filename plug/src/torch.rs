@@ -129,7 +129,7 @@ pub extern "C" fn millpond_torch_free(ptr: *mut c_void, _size: usize, device: c_
             return Ok(());
         }
         // A device without an allocator has no allocation either.
-        let door = *slot.get().ok_or_else(|| foreign(ptr))?;
+        let door = *slot.get().ok_or_else(|| unknown_pointer(ptr))?;
         if Door::put_off_now() > 0 {
             Door::try_again(1);
         }
@@ -265,7 +265,7 @@ pub extern "C" fn millpond_torch_base(ptr: *mut c_void, size: *mut usize) -> *mu
     let mut begin = core::ptr::null_mut();
     count_failure(call(|| {
         let doors = || OF_DEVICE.iter().filter_map(OnceLock::get);
-        let (at, bytes) = doors().find_map(|d| d.around(ptr).ok()).ok_or_else(|| foreign(ptr))?;
+        let (at, bytes) = doors().find_map(|d| d.around(ptr).ok()).ok_or_else(|| unknown_pointer(ptr))?;
         begin = at as *mut c_void;
         if !size.is_null() {
             // SAFETY: not null, and a place for one value.
@@ -288,12 +288,12 @@ fn count_failure(status: Status) {
     }
 }
 
-fn foreign(ptr: *const c_void) -> Failure {
+fn unknown_pointer(ptr: *const c_void) -> Failure {
     Failure::new(Status::UnknownPointer, format!("{ptr:p} is no allocation that PyTorch has from here"))
 }
 
 /// The allocator of a pointer, even an ended one: its live memory is still in use.
 fn owner(ptr: *const c_void) -> Result<&'static Door, Failure> {
-    let name = Door::of(ptr).ok_or_else(|| foreign(ptr))?;
+    let name = Door::of(ptr).ok_or_else(|| unknown_pointer(ptr))?;
     Door::any(name)
 }

@@ -238,9 +238,9 @@ impl Generator {
         let access = if self.alive[block].written.is_none() { Access::Write } else { access };
         self.order(block, stream, id, access, c);
         let life = &self.alive[block];
-        let foreign = life.home != Some(id);
+        let cross_stream = life.home != Some(id);
         let forgotten = self.manner == Manner::Hostile && c & 0x60 == 0x20;
-        let recorded = if foreign { !forgotten } else { c & 0x80 != 0 };
+        let recorded = if cross_stream { !forgotten } else { c & 0x80 != 0 };
         self.emit(Op::Use { block: life.block, stream, access, recorded });
         self.mark(block, id, access);
     }

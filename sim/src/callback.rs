@@ -98,7 +98,7 @@ impl World {
 }
 
 impl Sim {
-    /// Runs a function of the host in stream order (E5), on any thread that makes the executor reach it. The ranges that
+    /// Runs a function of the host in stream order ([E5](crate::oracle#rules-of-order)), on any thread that makes the executor reach it. The ranges that
     /// it declares are judged now, like a kernel's. It must make no driver call, and must not take a lock that a thread holds while it calls the driver; its
     /// drops may notify the device.
     ///

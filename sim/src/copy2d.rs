@@ -13,13 +13,13 @@ use super::rate::Engine;
 use super::stream::{Booking, SimStream};
 use super::world::{World, invalid};
 use millpond_driver::units::Addr;
-use millpond_driver::{DriverResult, Pitched, Place};
+use millpond_driver::{CopySide, DriverResult, Pitched};
 
 impl World {
     /// A host side lies in one pinned range, wholly.
-    fn demand_pinned(&self, place: Place, span: u64) -> DriverResult<()> {
+    fn demand_pinned(&self, place: CopySide, span: u64) -> DriverResult<()> {
         let call = Call::Memcpy2D;
-        let Place::Pinned(first) = place else { return Ok(()) };
+        let CopySide::Pinned(first) = place else { return Ok(()) };
         if self.is_pinned(first.addr() as u64, span, call)? {
             return Ok(());
         }
@@ -41,13 +41,13 @@ impl Sim {
             return Err(invalid(call, message));
         };
         let (name, engine) = match (copy.to, copy.from) {
-            (Place::Pinned(_), Place::Pinned(_)) => {
+            (CopySide::Pinned(_), CopySide::Pinned(_)) => {
                 let message = "both sides are host memory: a copy needs the device at one end";
                 return Err(invalid(call, message));
             }
-            (Place::Device(_), Place::Device(_)) => ("copy of rows", Engine::Compute),
-            (Place::Device(_), Place::Pinned(_)) => ("copy of rows from pinned memory", Engine::In),
-            (Place::Pinned(_), Place::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
+            (CopySide::Device(_), CopySide::Device(_)) => ("copy of rows", Engine::Compute),
+            (CopySide::Device(_), CopySide::Pinned(_)) => ("copy of rows from pinned memory", Engine::In),
+            (CopySide::Pinned(_), CopySide::Device(_)) => ("copy of rows to pinned memory", Engine::Out),
         };
         // As numbers: the body runs on any thread that makes the executor reach it.
         let (to, from, width) = (copy.to.addr().0, copy.from.addr().0, copy.width);

@@ -241,7 +241,7 @@ impl Callback {
         }));
         let mut world = cell.borrow_mut();
         world.callbacks -= 1;
-        let told_before = outcome.err().and_then(|panic| {
+        let reported_before = outcome.err().and_then(|panic| {
             // Before the end of its stream's last operation removes a destroyed stream.
             world.panicked(stream, position, name);
             world.panic.keep(panic)
@@ -249,7 +249,7 @@ impl Callback {
         world.finish(stream);
         drop(world);
         // What it holds may re-enter the simulator when it is dropped, and may panic.
-        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(told_before))) {
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(reported_before))) {
             std::mem::forget(another);
         }
     }

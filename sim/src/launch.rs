@@ -228,7 +228,7 @@ impl World {
 }
 
 impl World {
-    /// A gate is open: it is over by now, and what was only behind it gets its time.
+    /// The host opened a gate: the gate ends now, and operations that waited for nothing else get their times.
     fn opened(&mut self, gate: u32) {
         self.gates[gate as usize] = true;
         let host_now = self.host_now;

@@ -318,10 +318,10 @@ impl Sim {
     /// The model: a driver call costs the host its measured price. An operation starts when the call is made, its stream
     /// and what it waits for are past and its engine is free, and takes its bytes over the engine's rate (2 TB/s for
     /// kernels, fills and copies inside the device, which share one engine; 55.5 GB/s for copies in and for copies out,
-    /// one engine each; a copy to another device takes the sender's engine for copies out and the receiver's for copies in). A host wait moves the host's clock, of which there is one, to the end of what it waited for; a
-    /// query does not, and answers yes only if the clock has reached that end. So no program is over before its critical
-    /// path is: what the host learnt complete was complete by then. A gate is over when it is opened, by the host's clock; work behind
-    /// a closed one is not counted. [`Sim::hold`] takes no virtual time.
+    /// one engine each; a copy to another device takes the sender's engine for copies out and the receiver's for copies in). A host wait moves the host's clock, of which there is one for all threads, to the end of what it waited for. A
+    /// query moves no clock, and answers yes only if the host's clock has reached that end. So whatever the host learnt to be complete was complete at
+    /// that time, and the result is never shorter than the program's critical path. A gate ends at the host's time at which it is opened; work behind
+    /// a closed gate is not counted. [`Sim::hold`] takes no virtual time.
     pub fn makespan(&self) -> Duration {
         self.device_time().max(self.host_time())
     }

@@ -12,8 +12,8 @@ use millpond_driver::sync::plain::AtomicU64;
 use millpond_driver::sync::{Arc, Mutex, Ordering};
 use millpond_driver::units::{Addr, DeviceId, GRANULE_BYTES, StreamId};
 use millpond_driver::{
-    Copies, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels, Memory,
-    MemoryInfo, Pitched, Place, StreamInfo, StreamKind, StreamOptions,
+    Copies, CopySide, DeviceSlot, Driver, DriverResult, Fences, Host, HostKind, KernelLaunch, Kernels,
+    Memory, MemoryInfo, Pitched, StreamInfo, StreamKind, StreamOptions,
 };
 use millpond_driver::{DriverError, DriverErrorKind};
 use std::alloc::Layout;
@@ -471,7 +471,7 @@ unsafe impl Copies for Null {
                 format!("a pitch of {copy:?} is below its width, or the rows end beyond all addresses");
             return Err(refused(Call::CopyRows, DriverErrorKind::InvalidValue, message));
         };
-        let (Place::Pinned(first), true) = (copy.to, to_span > 0) else { return Ok(()) };
+        let (CopySide::Pinned(first), true) = (copy.to, to_span > 0) else { return Ok(()) };
         for row in 0..copy.rows as usize {
             let row = first.wrapping_add(row * copy.to_pitch as usize);
             // SAFETY: the caller promised that the target's rows are writable.

@@ -481,7 +481,7 @@ impl Drop for StreamRef {
 }
 
 impl Sim {
-    /// The legacy default stream of this device: ordered with all blocking streams, in both directions (E4).
+    /// The legacy default stream of this device: ordered with all blocking streams, in both directions ([E4](crate::oracle#rules-of-order)).
     pub fn legacy_stream(&self) -> SimStream {
         SimStream::new(self, LEGACY_HANDLE, Which::Legacy)
     }

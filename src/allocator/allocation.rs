@@ -24,8 +24,7 @@ use core::time::Duration;
 /// ([`Allocation::record_use`]). Dropping it, at any time and on any thread, makes no driver call, runs no user code and
 /// waits at most for its pool's lock: the bytes are reused only in order after every recorded use ([law O1](crate::ordering#o1)).
 ///
-/// The one exception: if the `Allocator` and all its `Stream`s are gone, the drop of the last allocation waits for the
-/// device and gives everything back to it (of pinned memory, the drop of the last pinned allocation).
+/// Only the last handle of an allocator that is gone waits, at [its end](crate::Allocator#its-end).
 ///
 /// ```
 /// use millpond::{Allocator, Config, units::{GIB, MIB}};
@@ -103,8 +102,8 @@ impl<D: Driver> Allocation<D> {
     }
 
     /// Declares that work already queued on `stream`, or queued there before this is dropped, uses these bytes. They are
-    /// then reused only after everything that the stream holds at the drop, or when the stream's last reference is gone; of a thread's default
-    /// stream: when the thread's own values end. Any stream of the same device will do.
+    /// then reused only after all work that the stream holds at the drop, or that it held at its end if it ended before: with its last reference,
+    /// and a per-thread default stream when its thread's thread-local values end. Any stream of the same device may be declared.
     /// Orders nothing now: the work itself has to come after the allocation.
     ///
     /// # Errors

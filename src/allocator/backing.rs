@@ -1,4 +1,4 @@
-//! Segments: memory acquired from the device, within the limit.
+//! Segments: memory reserved from the device, within the limit.
 //!
 //! A segment is one plain allocation, or one range of pinned memory. It belongs to no pool; pools hold its bytes. A window is a segment
 //! too, whose bytes count as far as they are in its handles (`physical`). The length is claimed under
@@ -29,8 +29,8 @@ pub(crate) struct Backing<R> {
     /// Of both, those of segments.
     pub(crate) segments_created: u64,
     pub(crate) segments_released: u64,
-    /// Bytes acquired since the beginning, released ones included.
-    pub(crate) acquired: u64,
+    /// Bytes reserved since the beginning, released ones included.
+    pub(crate) reserved_in_all: u64,
 }
 
 impl<R> Backing<R> {
@@ -48,7 +48,7 @@ impl<R> Backing<R> {
             releases: 0,
             segments_created: 0,
             segments_released: 0,
-            acquired: 0,
+            reserved_in_all: 0,
         }
     }
 
@@ -138,7 +138,7 @@ impl<R> Backing<R> {
 
     /// The driver gave so many bytes that were claimed, for one request.
     pub(crate) fn granted(&mut self, bytes: u64) {
-        self.acquired += bytes;
+        self.reserved_in_all += bytes;
         self.growths += 1;
         self.reserved_peak = self.reserved_peak.max(self.reserved);
     }

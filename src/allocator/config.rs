@@ -108,15 +108,15 @@ impl Policy {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reuse {
-    /// Never: a pool keeps what it acquired while its stream lives. Memory of streams that are gone serves others as it becomes complete.
+    /// Never: a pool keeps what it reserved while its stream lives. Memory of streams that are gone serves others as it becomes complete.
     Never,
     /// Only when it is complete, or ordered already.
     Ordered,
     /// Also by inserting a wait on the device, but only between two streams that the program itself has ordered one behind the other, in
     /// either direction ([`Stream::wait`](crate::Stream::wait), a declared use, an array of the one used on the other), or for a stream that it declared
     /// [dependable](crate::Stream::set_dependable): a program whose streams depend on each other by flags or collectives could hang if
-    /// others waited. Other memory serves when it is complete, and the pool grows meanwhile. Counted is what the program orders after the first allocator
-    /// of the device with this value was created.
+    /// others waited. Other memory serves when it is complete, and the pool grows meanwhile. Only what the program orders after the first allocator
+    /// of the device with this value was created counts.
     #[default]
     #[cfg_attr(feature = "serde", serde(rename = "known"))]
     KnownWaits,
@@ -174,7 +174,7 @@ pub enum VirtualMemory {
     /// Plain segments only.
     #[default]
     Never,
-    /// In any case: where [`VirtualMemory::Auto`] comes to plain segments, no allocator can be made.
+    /// Required: where [`VirtualMemory::Auto`] would use plain segments, [`Allocator::new`](crate::Allocator::new) fails.
     Always,
 }
 
@@ -257,7 +257,8 @@ crate::report::read::read_fields!(Config {
 } but staging_pieces, sinks, hook, clock, group);
 
 impl Config {
-    /// The defaults: no limit, latency policy, reuse across streams with waits, rounded growth.
+    /// The defaults: no limit for memory of the device, half of the host's memory for pinned memory where the device says how much the host has,
+    /// [`Policy::Latency`], [`Reuse::KnownWaits`], [`Growth::Rounded`], plain segments, a bounded wait of 2 s.
     pub fn new() -> Config {
         Config::default()
     }
@@ -358,8 +359,8 @@ impl Config {
         self.wait = Some(limit);
         self
     }
-    /// With no more pools than this, 64 by default, a miss looks at each of them; if there are more, those that it looked at in vain stand
-    /// aside. For programs with few streams that search for bugs in that.
+    /// Up to how many pools a miss looks at each of them; 64 by default. If there are more, a pool in which a miss found nothing that it may take is not
+    /// looked at again before something changes there. For test programs with few streams that search for bugs in that.
     #[doc(hidden)]
     #[must_use]
     pub fn look_at_each_of(mut self, pools: usize) -> Config {
@@ -396,7 +397,7 @@ impl Config {
     /// | `MILLPOND_PINNED_LIMIT` | a size such as 4GiB, a number of bytes, a fraction of the host's memory such as 40%, or none | how much host memory may be pinned |
     /// | `MILLPOND_POLICY` | latency or footprint | what a miss tries first: growing, or other pools' memory |
     /// | `MILLPOND_REUSE` | never, ordered, known or waits | whether one stream's freed memory serves another |
-    /// | `MILLPOND_GROWTH` | rounded or exact | how much is acquired from the device at once |
+    /// | `MILLPOND_GROWTH` | rounded or exact | how much is reserved from the device at once |
     /// | `MILLPOND_DETERMINISTIC` | 0 or 1 | no reuse that depends on when the device happened to finish |
     /// | `MILLPOND_SCRUB` | 0 or 1 | reused memory shows nothing of its earlier contents |
     /// | `MILLPOND_VIRTUAL` | auto, never or always | whether pools take the device's virtual memory |
@@ -537,7 +538,7 @@ variables! {
         |c, v| one_of(&mut c.policy, v, &[("latency", Policy::Latency), ("footprint", Policy::Footprint)]);
     "MILLPOND_REUSE": "never, ordered, known or waits", "whether one stream's freed memory serves another",
         |c, v| one_of(&mut c.reuse, v, &[("never", Reuse::Never), ("ordered", Reuse::Ordered), ("known", Reuse::KnownWaits), ("waits", Reuse::WithWaits)]);
-    "MILLPOND_GROWTH": "rounded or exact", "how much is acquired from the device at once",
+    "MILLPOND_GROWTH": "rounded or exact", "how much is reserved from the device at once",
         |c, v| one_of(&mut c.growth, v, &[("rounded", Growth::default()), ("exact", Growth::Exact)]);
     "MILLPOND_DETERMINISTIC": "0 or 1", "no reuse that depends on when the device happened to finish",
         |c, v| one_of(&mut c.deterministic, v, SWITCH);

@@ -55,7 +55,7 @@ impl<D: Driver> Allocator<D> {
     /// # Errors
     /// [`Error::OutOfMemory`] with a report, [`Error::TooLarge`], [`Error::OtherAllocator`], [`Error::Capturing`], or the
     /// driver's; an invalid handle also for a per-thread default stream of another thread. Nothing is lost.
-    #[allow(clippy::inline_always, reason = "the handle is made where it shall lie: Pool::hit")]
+    #[allow(clippy::inline_always, reason = "the handle is written where the caller keeps it: Pool::hit")]
     #[inline(always)]
     pub fn alloc(&self, bytes: u64, stream: &Stream<D>) -> Result<Allocation<D>, Error> {
         let plain = Arc::ptr_eq(&stream.pool().core, self.core()) && !stream.is_watched();

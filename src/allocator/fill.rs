@@ -1,4 +1,4 @@
-//! Rungs 3 and 5 where a device has virtual memory: a pool fills holes of its windows with physical memory, for what a request lacks and no more.
+//! The grow and move-handles rungs where a device has virtual memory: a pool fills holes of its windows with physical memory, for what a request lacks and no more.
 //!
 //! ```text
 //!   window      | alloc | Free |···· hole ····| Free |·· hole ··| alloc |
@@ -22,7 +22,7 @@ use super::plan::{Means, Piece, Plan, Source};
 use crate::driver::{Driver, DriverResult};
 use crate::heap::{ChunkId, Hole, Run, Taken};
 use crate::laws::{cost, price};
-use crate::physical::{HandleId, Place, WindowView};
+use crate::physical::{HandleId, WindowPosition, WindowView};
 use crate::trace::Event;
 use crate::units::Granules;
 use smallvec::SmallVec;
@@ -155,7 +155,7 @@ impl<D: Driver> Claim<'_, '_, D> {
             self.plan.left.0 += released.0;
         }
         for Piece { offset, len, source } in self.plan.pieces.by_ref() {
-            let place = Place { segment: self.window.id, unit: offset.0 / unit.0 };
+            let place = WindowPosition { segment: self.window.id, unit: offset.0 / unit.0 };
             let mut old = None;
             let moved = match source {
                 Source::Spare(handle) => {

@@ -229,7 +229,7 @@ impl Seat {
 
     /// Asks the other members, those behind this one first, until they gave back `enough`. Returns how many bytes they did.
     pub(super) fn trim_others(&self, enough: u64) -> u64 {
-        assert_unlocked("other members are asked");
+        assert_unlocked("other members give memory back");
         let mut seats = self.group.seats();
         let own = seats.iter().position(|seat| core::ptr::eq(&raw const **seat, self)).unwrap_or(0);
         seats.rotate_left(own);

@@ -1,7 +1,7 @@
-//! Rungs 3 and 5 to 7: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
+//! The grow, move-handles and trim rungs: memory from the device, within the limit: what a request lacks in a window (`fill`), or a plain segment.
 //!
 //! The bytes are claimed under the limit, the driver is called with no lock held but the grower's turn, and the segment is committed *and* the
-//! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one acquired, and
+//! request taken from it in one hold of the pool's lock: otherwise another thread of the same stream could take what this one reserved, and
 //! this one would grow again. Sizes are tried from the planned one down to the exact request, because it may fit under a
 //! limit, or on a full device, where the planned one does not.
 
@@ -28,7 +28,7 @@ use crate::units::Granules;
 pub(crate) trait Grows<D: Driver>: Sized {
     /// A segment, owned.
     type Segment;
-    /// The record of acquired memory, locked.
+    /// The record of reserved memory, locked.
     fn backing<R>(&self, core: &Core<D>, of: impl FnOnce(&mut Backing<Self::Segment>) -> R) -> R;
     /// Acquires a segment from the device, or of the host's memory.
     ///
@@ -51,12 +51,12 @@ impl<D: Driver, P: Grows<D>> Climb<'_, D, P> {
         let Some(_transit) = claimed else { return Ok(None) };
         assert_unlocked("a segment is taken");
         let unclaim = Undo::new(|| pool.backing(core, |backing| backing.unclaim(len)));
-        let acquired =
+        let segment =
             core.registry.watch(core.driver.relaxed(|| P::acquire(&core.driver, len, self.want.kind)));
-        if acquired.is_ok() || !cost::unclaims() {
+        if segment.is_ok() || !cost::unclaims() {
             unclaim.forget();
         }
-        acquired.map(|segment| Some(P::bring(self, segment, len)))
+        segment.map(|segment| Some(P::bring(self, segment, len)))
     }
 }
 
@@ -102,7 +102,7 @@ impl<D: Driver> Grows<D> for Pool<D> {
 impl<D: Driver> Miss<'_, D> {
     /// Grows within the limit; with `slack`, only as far as the policy and the soft limits allow before it moves memory.
     pub(crate) fn grow(&mut self, slack: bool) -> Step {
-        // One grower at a time; a thread that waited searches again, for what the other one acquired.
+        // One grower at a time; a thread that waited searches again, for what the other one reserved.
         let _turn = self.pool.grower.lock();
         if let Some(taken) = self.again() {
             return Ok(Some(taken));
@@ -132,7 +132,7 @@ impl<D: Driver> Miss<'_, D> {
         if self.core.is_tight(self.want.len) { 0 } else { self.core.price_level() }
     }
 
-    /// Rung 5: fills what the request lacks with handles that are free elsewhere, and grows by the rest.
+    /// The move-handles rung: fills what the request lacks with handles that are free elsewhere, and grows by the rest.
     pub(crate) fn move_handles(&mut self) -> Step {
         let core = self.core;
         let Some(windows) = core.windows.as_ref().filter(|windows| windows.is_usable()) else {
@@ -213,7 +213,7 @@ impl<D: Driver> Miss<'_, D> {
         Ok(None)
     }
 
-    /// Rung 7: handles that are wholly free and complete go back, and idle segments too, but only where a free does not wait for the device; then it grows.
+    /// The trim rung: handles that are wholly free and complete go back, and idle segments too, but only where a free does not wait for the device; then it grows.
     pub(crate) fn trim_and_grow(&mut self) -> Step {
         let core = self.core;
         if core.config.reuse == super::config::Reuse::Never && core.backing.lock().reserved == 0 {
@@ -233,7 +233,7 @@ impl<D: Driver> Miss<'_, D> {
         if given.trimmed.bytes == 0 { Ok(None) } else { self.grow(false) }
     }
 
-    /// Rung 7 in a group at its limit: the other members give back what is idle and complete, and wait for nothing; then it grows.
+    /// The trim rung in a group at its limit: the other members give back what is idle and complete, and wait for nothing; then it grows.
     pub(crate) fn trim_members(&mut self) -> Step {
         let Some(seat) = self.core.seat() else { return Ok(None) };
         let needed = self.want.bytes_anywhere();

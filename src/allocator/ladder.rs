@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 /// The largest number of rounds for one request before time counts: while others make progress and patience is left, a
 /// request that loses every race for what they free goes on.
 const ROUNDS: usize = 32;
-/// How many more tries the callback may request for one request.
+/// How many more tries one request may get from the callback.
 const CALLBACKS: usize = 3;
 
 /// A rung, with its name in reports.
@@ -89,7 +89,7 @@ pub(crate) struct Climb<'a, D: Driver, P> {
     callbacks: usize,
     /// How many of the uses that it waits for next have to complete.
     pub(super) enough: usize,
-    /// The stamps of free ranges when they were last listed, for rung 8 to wait for.
+    /// The stamps of free ranges when they were last listed, for the wait rung to wait for.
     pub(super) stamps: Vec<Pending>,
     /// Whether ranges may be free whose stamps are not in that list.
     pub(super) stamps_due: bool,
@@ -280,7 +280,7 @@ where
         let mut moved =
             self.patience.spend(process_time, |left| in_transit.others_arrived(before, own, left));
         moved |= self.thorough && self.others_freed();
-        // What was in transit or live when rung 8 looked may be free by now, with a stamp that it did not wait for.
+        // What was in transit or live when the wait rung looked may be free by now, with a stamp that it did not wait for.
         self.stamps_due |= moved;
         round.progress |= moved;
         // A request that loses every race must end too.

@@ -15,7 +15,7 @@ use crate::heap::{ChunkState, Kind};
 use crate::laws::price;
 use crate::order::PendingSet;
 use crate::physical::{
-    AddrRange, BusyHandle, HandleState, LeavingSlot, NoWindow, Owner, Place, SlotState, WindowView,
+    AddrRange, BusyHandle, HandleState, LeavingSlot, NoWindow, Owner, SlotState, WindowPosition, WindowView,
 };
 use crate::sync::{Arc, assert_unlocked};
 use crate::units::{GRANULE_BYTES, Granules, SegmentId};
@@ -103,7 +103,12 @@ impl<D: Driver> Core<D> {
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn map_handle(&self, of: &Windows<D>, handle: BusyHandle, place: Place) -> DriverResult<()> {
+    pub(super) fn map_handle(
+        &self,
+        of: &Windows<D>,
+        handle: BusyHandle,
+        place: WindowPosition,
+    ) -> DriverResult<()> {
         match self.map_at(of, &handle, place) {
             Ok(()) => of.lock().mapped(handle),
             Err(e) => {
@@ -119,7 +124,12 @@ impl<D: Driver> Core<D> {
     ///
     /// # Errors
     /// The driver's.
-    pub(super) fn map_at(&self, of: &Windows<D>, handle: &BusyHandle, place: Place) -> DriverResult<()> {
+    pub(super) fn map_at(
+        &self,
+        of: &Windows<D>,
+        handle: &BusyHandle,
+        place: WindowPosition,
+    ) -> DriverResult<()> {
         let (addr, native) = {
             let mut records = of.lock();
             (records.start_map(handle, place), records.native(handle))

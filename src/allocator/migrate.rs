@@ -1,4 +1,4 @@
-//! Rungs 2 and 4: memory of another pool, or of the own pool in flight, moves to the pool that misses.
+//! The migrate and migrate-with-wait rungs: memory of another pool, or of the own pool in flight, moves to the pool that misses.
 //!
 //! Migration moves the range: it is cut from A and enters B, and from then on it is B's, stamps and all (law O5), a hit for
 //! B. One pool lock is held at a time; between the two the range belongs to this thread alone. Ordering facts are checked before
@@ -41,7 +41,7 @@ fn put_back_free<D: Driver>(core: &Core<D>, from: &Pool<D>, cut: &Cut) {
     core.moving.fetch_sub(cut.len.bytes(), Ordering::Relaxed);
 }
 
-/// What rung 4 looks at in another pool.
+/// What the migrate-with-wait rung looks at in another pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LookAt {
     Free,
@@ -57,7 +57,7 @@ struct Migrating {
 }
 
 impl<'a, D: Driver> Miss<'a, D> {
-    /// Rung 2: a free range of another pool that is complete, or that this stream is already ordered after.
+    /// The migrate rung: a free range of another pool that is complete, or that this stream is already ordered after.
     /// Small requests leave large segments alone as long as the pool may grow.
     pub(crate) fn migrate(&mut self) -> Option<Taken> {
         self.migrate_of(self.kinds())
@@ -68,12 +68,12 @@ impl<'a, D: Driver> Miss<'a, D> {
         if self.want.kind == Kind::Small { &Kind::ALL[..1] } else { &Kind::ALL }
     }
 
-    /// Rung 2, after growth was refused: a small request takes large segments' space too.
+    /// The migrate rung, after growth was refused: a small request takes large segments' space too.
     pub(crate) fn migrate_across(&mut self) -> Option<Taken> {
         if self.want.kind == Kind::Small { self.migrate_of(&Kind::ALL[1..]) } else { None }
     }
 
-    /// Whether any other pool may be a source. If pools keep what they acquired (`Reuse::Never`), only those whose streams are gone may: without
+    /// Whether any other pool may be a source. If pools keep what they reserved (`Reuse::Never`), only those whose streams are gone may: without
     /// them a program whose streams come and go would acquire ever more.
     pub(crate) fn has_sources(&self) -> bool {
         self.core.config.reuse != Reuse::Never || !self.core.gone.lock().is_empty()
@@ -149,7 +149,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         core.registry.waits(&core.driver, &self.pool.timeline, core.config.reuse)
     }
 
-    /// Rung 4: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
+    /// The migrate-with-wait rung: a range that needs a wait, which is inserted on the device; the host does not wait. The own pool's ranges
     /// in flight come first: they stay in their pool.
     pub(crate) fn migrate_with_wait(&mut self) -> Step {
         let Some(waits) = self.waits() else { return Ok(None) };
@@ -197,7 +197,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         Ok(None)
     }
 
-    /// Rung 4 before rung 3, where events are not queried (`Config::deterministic`) and the own pool has as many bytes in flight as it ever had
+    /// The migrate-with-wait rung before the grow rung, where events are not queried (`Config::deterministic`) and the own pool has as many bytes in flight as it ever had
     /// live: its stream waits on the device for the older half of them, which returns to the free state whole. Without this only a wait of the host
     /// would show that anything is complete, and a program that never makes one would grow by everything that other streams use.
     pub(crate) fn order_older_half(&mut self) -> Step {

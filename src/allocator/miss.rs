@@ -256,7 +256,7 @@ impl<D: Driver> Miss<'_, D> {
         state.take_brought(&self.want, self.requested, found.chunk)
     }
 
-    /// Rung 1: learns what is complete, drains what is over.
+    /// The poll rung: learns what is complete, drains what is over.
     fn poll_completed(&mut self, progress: &mut bool) -> Step {
         if self.thorough {
             // A kept value may own memory of the device, or of this allocator.
@@ -289,7 +289,7 @@ impl<D: Driver> Miss<'_, D> {
         if any { Ok(self.again()) } else { Ok(None) }
     }
 
-    /// Rung 8: gives the device time to finish, at most its [`Patience`](super::waiting::Patience) in all, where a request may wait for it at all
+    /// The wait rung: gives the device time to finish, at most its [`Patience`](super::waiting::Patience) in all, where a request may wait for it at all
     /// ([`Waitable`](super::bounded::Waitable)); drains what is over in every pool, and drops values that were kept for it. Other
     /// pools' bytes count: one of them may be what the request needs, and so may be what a kept value owns.
     ///
@@ -360,7 +360,7 @@ impl<D: Driver> Miss<'_, D> {
         pending
     }
 
-    /// Drains ranges in flight whose uses are over, in every pool; their new stamps are for rung 8 to wait for.
+    /// Drains ranges in flight whose uses are over, in every pool; their new stamps are for the wait rung to wait for.
     fn drain_all(&mut self) -> bool {
         let mut any = false;
         for pool in self.core.pool_list() {

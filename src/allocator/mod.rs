@@ -126,10 +126,15 @@ const MOST_ALIGNMENT: u64 = 1 << 30;
 /// # Ok(()) }
 /// ```
 ///
-/// It ends when it and all its streams are dropped. The drop of the last of them waits for deferred drops and for idle pinned memory, and gives
+/// # Its end
+///
+/// An allocator ends when it and all its streams are dropped. The drop of the last of them waits for deferred drops and for idle pinned memory, and gives
 /// both back; device memory too, unless an [`Allocation`] is live: the drop of the last allocation then gives it back. That drop waits by
 /// markers. Where a stream's marker cannot be made or waited for, as for a stream that ended unmarked, it waits as
 /// [`Allocator::synchronize_beside_captures`] does, whether captures are expected or not, and other threads' launches are blocked meanwhile.
+/// The last handle of pinned memory that outlives them waits in the same way for what uses that memory, and gives it back.
+///
+/// Every other drop of an allocation, an array or the token of a copy makes no driver call.
 /// If queued work waits for work that another thread has yet to launch (collectives), wait for it before dropping the last handle.
 pub struct Allocator<D: Driver> {
     owner: Owner<D>,
@@ -637,13 +642,13 @@ impl<D: Driver> Allocator<D> {
         all
     }
 
-    /// Two counts that only grow, in bytes: given to users, and acquired from the device. Their differences over a scope
+    /// Two counts that only grow, in bytes: handed out, and reserved from the device. Their differences over a scope
     /// show how well memory was reused ([`Profile`](crate::report::Profile)).
     pub fn usage(&self) -> Usage {
         let core = self.core();
         let (pools, departed) = core.pools_and_departed(|departed| departed.0.bytes_served);
         let used: u64 = pools.iter().map(|p| p.lock().heap.stats().bytes_served).sum();
-        Usage { used: used + departed, acquired: core.backing.lock().acquired }
+        Usage { allocated: used + departed, reserved: core.backing.lock().reserved_in_all }
     }
 
     /// Delivers the events that drops recorded to the sinks now, instead of at the next allocation.

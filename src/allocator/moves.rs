@@ -1,4 +1,4 @@
-//! Rung 5: physical memory moves. A handle all of whose bytes are free is mapped where the pool that misses lacks memory; addresses of live allocations
+//! The move-handles rung: physical memory moves. A handle all of whose bytes are free is mapped where the pool that misses lacks memory; addresses of live allocations
 //! stay.
 //!
 //! ```text
@@ -30,7 +30,7 @@ use crate::driver::{Driver, DriverResult};
 use crate::heap::{Cut, Kind, Run};
 use crate::laws::{self, price};
 use crate::order::{Completed, Pending, PendingSet, is_ordered};
-use crate::physical::{BusyHandle, HandleId, LeavingSlot, Place, SlotState};
+use crate::physical::{BusyHandle, HandleId, LeavingSlot, SlotState, WindowPosition};
 use crate::sync::{Arc, Ordering};
 use crate::trace::Event;
 use crate::units::{Epoch, GRANULE_BYTES, Granules, SegmentId};
@@ -277,7 +277,7 @@ impl<'a, D: Driver> Miss<'a, D> {
     fn holders(&self, unit: Granules) -> Vec<Arc<Pool<D>>> {
         let core = self.core;
         let mut pools = if core.config.reuse == Reuse::Never {
-            // Pools keep what they acquired while their streams live.
+            // Pools keep what they reserved while their streams live.
             let gone: Vec<u32> = core.gone.lock().iter().copied().collect();
             core.pools_numbered(gone)
         } else {
@@ -301,7 +301,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         let steps = if self.thorough { usize::MAX } else { STEPS };
         let (handle, transit) = {
             let mut records = of.lock();
-            let place = Place { segment: c.segment, unit: c.offset.0 / records.unit().0 };
+            let place = WindowPosition { segment: c.segment, unit: c.offset.0 / records.unit().0 };
             // It may have moved and come to rest since.
             let is_there = records.handle(c.handle).is_some_and(|h| h.at == Some(place));
             if !is_there {
@@ -362,7 +362,7 @@ impl<'a, D: Driver> Miss<'a, D> {
         &mut self,
         of: &Windows<D>,
         c: &Candidate<D>,
-        place: Place,
+        place: WindowPosition,
     ) -> DriverResult<Option<Moved<'a>>> {
         let core = self.core;
         let Some(taken) = self.take_out(of, c) else { return Ok(None) };

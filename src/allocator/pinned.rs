@@ -22,8 +22,7 @@ use core::ptr::NonNull;
 ///
 /// Asynchronous copies from and into it have to be recorded ([`PinnedAllocation::record_use`]) before it is dropped: it
 /// is reused only when they are complete; if they cannot be recorded, [`PinnedAllocation::free_unknown`] ends it. Dropping it makes no driver
-/// call and never blocks for the device, except the drop of the last one of an allocator that is gone with all its streams: that waits for
-/// what uses the memory, and gives it back to the driver.
+/// call and never blocks for the device, but for the last handle of an allocator that is gone, at [its end](crate::Allocator#its-end).
 ///
 /// ```
 /// use millpond::driver::Copies;

@@ -23,7 +23,7 @@ use crate::driver::{Driver, DriverError, DriverResult};
 use crate::heap::Cut;
 use crate::laws::{self, holds};
 use crate::order::Pending;
-use crate::physical::{HandleId, Place, SlotState};
+use crate::physical::{HandleId, SlotState, WindowPosition};
 use crate::sync::{Arc, Ordering, assert_unlocked};
 use crate::trace::Event;
 use crate::units::{Epoch, Granules, SegmentId};
@@ -365,7 +365,7 @@ impl<D: Driver> Core<D> {
         let &Found { handle, segment, offset, len } = found;
         let (handle, addr) = {
             let mut records = of.lock();
-            let place = Place { segment, unit: offset.0 / records.unit().0 };
+            let place = WindowPosition { segment, unit: offset.0 / records.unit().0 };
             let is_there = records.handle(handle).is_some_and(|h| h.at == Some(place));
             let begun = if is_there { records.begin(handle).ok() } else { None };
             let window = records.window(segment);

@@ -20,9 +20,8 @@ use core::ops::RangeBounds;
 /// reads. Where the stream is not already ordered so, a wait is inserted, also for and on streams that are
 /// [independent](Stream::set_independent); the host never waits. For this, two parts of one
 /// array count as the same array. Declare work by other code with [`DeviceArray::record_use`]. Dropping the array, at any
-/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that work. The exception
-/// is the last handle of all, when the allocator and its streams are gone: it ends the allocator, which waits for the
-/// device. Keep a clone of the [`Allocator`] to choose when that is.
+/// time and on any thread, makes no driver call and does not block: its bytes are reused behind all of that work. Only the
+/// last handle of an allocator that is gone waits, at [its end](Allocator#its-end): keep a clone of the [`Allocator`] to choose when that is.
 ///
 /// ```
 /// use millpond::{Allocator, Config, units::GIB};

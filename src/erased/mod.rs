@@ -106,7 +106,7 @@ pub trait GpuAlloc: Send + Sync + fmt::Debug {
     /// What the pools hold and have done, with capacity and limit.
     fn report(&self) -> Report;
 
-    /// Bytes allocated and bytes acquired from the device, in all.
+    /// Bytes allocated and bytes reserved from the device, in all.
     fn usage(&self) -> Usage;
 }
 

@@ -459,7 +459,7 @@ impl OutOfMemory {
         if names.is_empty() {
             return Ok(());
         }
-        write!(f, "; held: {}", names.join(", "))?;
+        write!(f, "; allocated: {}", names.join(", "))?;
         if self.stream.is_some() {
             let mut pools: Vec<&PoolReport> = self.report.pools.iter().filter(|p| p.allocated > 0).collect();
             pools.sort_by_key(|p| core::cmp::Reverse(p.allocated));

@@ -116,11 +116,12 @@ pub struct PoolReport {
     /// Bytes freed while another stream still used them.
     pub in_flight: u64,
     /// The part of cached and in-flight bytes that no request of another stream and no trim can have, because it is unknown when
-    /// their uses end. They are freed memory of streams that only calls naming them mark
+    /// their uses end: freed memory of streams that are marked only in calls that name them
     /// ([`StreamInfo::unmanaged`](crate::driver::StreamInfo::unmanaged)), and memory freed on an unknown stream where captures by other code
-    /// are expected. They come back when those streams are named, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
-    /// Memory of a stream that any call may mark and that is capturing a graph just now is not counted: neither of the two brings it back
-    /// sooner, the end of the capture does without a call, and only the driver knows of the capture, which a report does not query.
+    /// are expected. It comes back when a call names those streams, or at [`Allocator::synchronize`](crate::Allocator::synchronize).
+    ///
+    /// Memory of another stream that captures a graph at the moment does not count. It comes back when the capture ends, without a call, and no call
+    /// brings it back sooner. Only the driver knows of the capture, and a report does not query the driver.
     pub held_back: u64,
     /// Highest `allocated` so far; in a sum over several pools an upper bound ([`Report::allocated_peak`]).
     pub allocated_peak: u64,
@@ -314,18 +315,20 @@ pub struct Report {
     pub sparse: u64,
     /// The length of sparse segments and handles, in bytes.
     pub sparse_bytes: u64,
-    /// Live bytes in them (rounded). The others, `sparse_bytes - sparse_live`, serve requests and no trim.
+    /// Allocated bytes in them (rounded). The others, `sparse_bytes - sparse_live`, serve requests and no trim.
     pub sparse_live: u64,
-    /// The longest request, in bytes, that would be served without a byte more from the device, on the stream that can have most, with no alignment, when
-    /// all queued work is complete. Without windows it is the longest free range. With windows what is missing
-    /// between free ranges is filled with physical memory that is wholly free, in handles here or elsewhere or spare, and former places count as
-    /// holes: a request at the limit moves or replaces handles for that, whatever it costs. What a stream left there that is gone counts by whole handles, and the rest for small
-    /// requests: it may serve more. What is in flight counts for nothing.
+    /// The longest request, in bytes, that would be served without more memory from the device once all queued work is complete: on the stream that
+    /// can have the longest, with no alignment. Memory in flight does not count.
+    ///
+    /// Without windows it is the longest free range. With windows, free ranges count together with the holes between them, as far as there are
+    /// enough wholly free handles to fill the holes: mapped in any window, or spare. The addresses of such a handle, and former places, count as
+    /// holes too. A request at the limit moves or replaces handles for that, whatever it costs. Of windows of streams that are gone, and of those for
+    /// small requests, only wholly free handles count, so that a longer request may be served.
     pub largest_request: u64,
-    /// The most that was live at once over all pools, in bytes (rounded): a lower bound. A hit updates no other pool, so
+    /// The most that was allocated at once over all pools, in bytes (rounded): a lower bound. A hit updates no other pool, so
     /// with several pools only two bounds are known; they are equal where the figure itself is known ([`Report::peak_allocated`]).
     pub allocated_peak: u64,
-    /// The most that was live at once over all pools: an upper bound.
+    /// The most that was allocated at once over all pools: an upper bound.
     pub allocated_peak_at_most: u64,
     /// The sum over pools.
     pub total: PoolReport,
@@ -349,33 +352,34 @@ pub struct Report {
 }
 
 impl Report {
-    /// The most that was live at once over all pools, if it is known.
+    /// The most that was allocated at once over all pools, in bytes (rounded): [`Report::allocated_peak`] where it equals
+    /// [`Report::allocated_peak_at_most`]. `None` where they differ: then the figure is only known to lie between the two.
     pub fn peak_allocated(&self) -> Option<u64> {
         (self.allocated_peak == self.allocated_peak_at_most).then_some(self.allocated_peak)
     }
 
-    /// Bytes reserved and not live now: cached, in flight, on the way between pools, spare.
+    /// Bytes reserved and not allocated now: cached, in flight, on the way between pools, spare.
     pub fn slack(&self) -> u64 {
         self.reserved.saturating_sub(self.total.allocated)
     }
 
-    /// The most that was reserved less the most that was live, if that is known: slack at the peak.
+    /// The most that was reserved less the most that was allocated, if that is known: slack at the peak.
     pub fn slack_at_peak(&self) -> Option<u64> {
         Some(self.reserved_peak.saturating_sub(self.peak_allocated()?))
     }
 
-    /// Live bytes over reserved bytes now: 1 is perfect. `None` if nothing is reserved.
+    /// Allocated bytes over reserved bytes now: 1 is perfect. `None` if nothing is reserved.
     pub fn allocated_over_reserved(&self) -> Option<f64> {
         ratio(self.total.allocated, self.reserved)
     }
 
-    /// The most that was live over the most that was reserved, if that is known: the inverse of [`Report::reserved_over_allocated`].
+    /// The most that was allocated over the most that was reserved, if that is known: the inverse of [`Report::reserved_over_allocated`].
     pub fn allocated_over_reserved_at_peak(&self) -> Option<f64> {
         ratio(self.peak_allocated()?, self.reserved_peak)
     }
 
-    /// Peak bytes reserved from the device over peak live bytes: 1 is perfect. `None` before the first allocation, and where the
-    /// peak of live bytes is not known exactly: then there are [bounds](Report::reserved_over_allocated_bounds).
+    /// Peak bytes reserved from the device over peak allocated bytes: 1 is perfect. `None` before the first allocation, and where the
+    /// peak of allocated bytes is not known exactly: then there are [bounds](Report::reserved_over_allocated_bounds).
     pub fn reserved_over_allocated(&self) -> Option<f64> {
         self.peak_allocated().and_then(|live| ratio(self.reserved_peak, live))
     }

@@ -3,6 +3,7 @@
 //! Only data and the two lines that show it. It does not know how the figures were gathered.
 
 use super::bytes;
+use super::render::counted;
 use core::fmt;
 
 /// Physical memory of windows ([virtual memory](crate::Config::virtual_memory) beneath the pools), and the addresses that it is mapped at. Lengths are in
@@ -52,26 +53,26 @@ impl fmt::Display for PhysicalReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "handles     {} of {}, {} created, {} released, {} spare of {}; {} moves, {} of them in use",
+            "handles     {} of {}, {} created, {} released, {} spare of {}; {}, {} of them in use",
             self.handles,
             bytes(self.handle_bytes),
             self.handles_created,
             self.handles_released,
             self.spare_handles,
             bytes(self.spare_bytes),
-            self.moves,
+            counted(self.moves, "move"),
             self.moves_in_use
         )?;
         writeln!(
             f,
-            "addresses   {} windows of {}, {} reserved; {} mappings, {} of them former places of {}; {} holes of {}, largest hole {}",
-            self.windows,
+            "addresses   {} of {}, {} reserved; {}, {} of them former places of {}; {} of {}, largest hole {}",
+            counted(self.windows, "window"),
             bytes(self.window_bytes),
             bytes(self.reserved_addresses),
-            self.mappings,
+            counted(self.mappings, "mapping"),
             self.former_places,
             bytes(self.former_bytes),
-            self.holes,
+            counted(self.holes, "hole"),
             bytes(self.hole_bytes),
             bytes(self.largest_hole)
         )

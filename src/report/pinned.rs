@@ -1,6 +1,7 @@
 //! What stands behind an allocator's pinned memory: its segments, its limit, and memory of the program's that is registered.
 
 use super::bytes;
+use super::render::counted;
 use core::fmt;
 use core::time::Duration;
 
@@ -32,8 +33,8 @@ impl fmt::Display for PinnedReport {
         let share = self.limit_share.as_ref().map_or_else(String::new, |share| format!(" ({share})"));
         write!(
             f,
-            "{} segments now ({} created, {} released), {:.1} ms spent on growth; {} of the program's registered; limit {limit}{share}",
-            self.segments,
+            "{} now ({} created, {} released), {:.1} ms spent on growth; {} of the program's registered; limit {limit}{share}",
+            counted(self.segments, "segment"),
             self.segments_created,
             self.segments_released,
             self.growth_time.as_secs_f64() * 1e3,

@@ -1,8 +1,8 @@
-//! How many bytes each part of a program used, and how many of them came from the device (requirements T7 and H13).
+//! How many bytes each part of a program allocated, and how many of them came from the device (requirements T7 and H13).
 //!
 //! A profile watches two counters that only grow: bytes handed out, and bytes reserved from the device. Each scope is
 //! charged what the counters grew by while it was the innermost one, so the rows add up to the total and nothing
-//! is counted twice, even if scopes nest or recurse. Used over acquired is the reuse factor: how often each byte
+//! is counted twice, even if scopes nest or recurse. Allocated over reserved is the reuse factor: how often each byte
 //! from the device was handed out.
 //!
 //! One profile follows one sequence of nested scopes; threads that are to be distinguished need one each. This module does not
@@ -18,9 +18,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 #[non_exhaustive]
 pub struct Usage {
     /// Bytes handed out so far, as requested.
-    pub used: u64,
+    pub allocated: u64,
     /// Bytes reserved from the device so far.
-    pub acquired: u64,
+    pub reserved: u64,
 }
 
 /// One name's share.
@@ -31,14 +31,14 @@ pub struct ProfileRow {
     /// The scopes' name.
     pub name: String,
     /// Bytes handed out in scopes of this name, not counting those in scopes inside them.
-    pub used: u64,
+    pub allocated: u64,
     /// Bytes reserved from the device, counted likewise.
-    pub acquired: u64,
+    pub reserved: u64,
     /// Bytes handed out between the beginning and the end of these scopes, to any requester; a scope inside another of the
     /// same name adds nothing. These rows do not add up to the total.
-    pub used_within: u64,
+    pub allocated_within: u64,
     /// Bytes reserved from the device, counted likewise.
-    pub acquired_within: u64,
+    pub reserved_within: u64,
     /// How many scopes of this name were entered.
     pub occurrences: u64,
 }
@@ -46,15 +46,15 @@ pub struct ProfileRow {
 impl ProfileRow {
     /// Bytes handed out for each byte reserved from the device; infinite if none was reserved.
     pub fn reuse(&self) -> f64 {
-        reuse(self.used, self.acquired)
+        reuse(self.allocated, self.reserved)
     }
 }
 
-fn reuse(used: u64, acquired: u64) -> f64 {
-    match (used, acquired) {
+fn reuse(allocated: u64, reserved: u64) -> f64 {
+    match (allocated, reserved) {
         (0, 0) => 1.0,
         (_, 0) => f64::INFINITY,
-        _ => used as f64 / acquired as f64,
+        _ => allocated as f64 / reserved as f64,
     }
 }
 
@@ -77,8 +77,8 @@ pub struct Scope(u64);
 ///     profile.exit(scope, gpu.usage());
 /// }
 /// let [warm_up, step] = profile.rows() else { panic!("{profile}") };
-/// assert_eq!((warm_up.used, step.used), (2 * MIB, 4 * MIB));
-/// assert!(warm_up.acquired > 0 && step.acquired == 0);      // the steps reuse what the first one acquired
+/// assert_eq!((warm_up.allocated, step.allocated), (2 * MIB, 4 * MIB));
+/// assert!(warm_up.reserved > 0 && step.reserved == 0);      // the steps reuse what the first one reserved
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Default, Debug)]
@@ -109,10 +109,10 @@ impl Profile {
         let row = self.rows.iter().position(|r| r.name == name).unwrap_or_else(|| {
             let row = ProfileRow {
                 name: name.to_owned(),
-                used: 0,
-                acquired: 0,
-                used_within: 0,
-                acquired_within: 0,
+                allocated: 0,
+                reserved: 0,
+                allocated_within: 0,
+                reserved_within: 0,
                 occurrences: 0,
             };
             self.rows.push(row);
@@ -135,8 +135,8 @@ impl Profile {
             // Inside another scope of its name, that one will count these bytes.
             if self.open.iter().all(|o| o.row != ended.row) {
                 let row = &mut self.rows[ended.row];
-                row.used_within += now.used.saturating_sub(ended.start.used);
-                row.acquired_within += now.acquired.saturating_sub(ended.start.acquired);
+                row.allocated_within += now.allocated.saturating_sub(ended.start.allocated);
+                row.reserved_within += now.reserved.saturating_sub(ended.start.reserved);
             }
         }
         // The time inside was charged to the ended scopes.
@@ -160,7 +160,7 @@ impl Profile {
     ///     }
     ///     Ok::<(), millpond::Error>(())
     /// })?;
-    /// assert_eq!((profile.rows()[1].used, profile.rows()[1].occurrences), (10 * MIB, 10));
+    /// assert_eq!((profile.rows()[1].allocated, profile.rows()[1].occurrences), (10 * MIB, 10));
     /// println!("{profile}");
     /// # Ok(()) }
     /// ```
@@ -180,8 +180,8 @@ impl Profile {
     fn charge(&mut self, now: Usage) {
         if let Some(top) = self.open.last_mut() {
             let row = &mut self.rows[top.row];
-            row.used += now.used.saturating_sub(top.charged.used);
-            row.acquired += now.acquired.saturating_sub(top.charged.acquired);
+            row.allocated += now.allocated.saturating_sub(top.charged.allocated);
+            row.reserved += now.reserved.saturating_sub(top.charged.reserved);
             top.charged = now;
         }
     }
@@ -194,16 +194,16 @@ impl Profile {
     /// The sum of all rows: what was handed out and reserved inside any scope.
     pub fn total(&self) -> Usage {
         let sum = |of: fn(&ProfileRow) -> u64| self.rows.iter().map(of).sum();
-        Usage { used: sum(|r| r.used), acquired: sum(|r| r.acquired) }
+        Usage { allocated: sum(|r| r.allocated), reserved: sum(|r| r.reserved) }
     }
 
-    /// Whether some scope had others inside it, so that its own use differs from what was used within it.
+    /// Whether some scope had others inside it, so that its own use differs from what was allocated within it.
     fn is_nested(&self) -> bool {
-        self.rows.iter().any(|r| (r.used, r.acquired) != (r.used_within, r.acquired_within))
+        self.rows.iter().any(|r| (r.allocated, r.reserved) != (r.allocated_within, r.reserved_within))
     }
 
-    /// A table with one line per name and one for the total. Used and acquired are each scope's own; if scopes were
-    /// nested, two more columns have what was used and acquired from their beginning to their end, which the total counts
+    /// A table with one line per name and one for the total. Allocated and reserved are each scope's own; if scopes were
+    /// nested, two more columns have what was allocated and reserved from their beginning to their end, which the total counts
     /// once.
     pub fn render(&self, unit: Unit) -> String {
         let total = self.total();
@@ -211,20 +211,26 @@ impl Profile {
             let all: Vec<u64> = self.rows.iter().map(of).chain([total]).collect();
             unit.column(&all)
         };
-        let used = column(|r| r.used, total.used);
-        let acquired = column(|r| r.acquired, total.acquired);
-        let used_within = column(|r| r.used_within, total.used);
-        let acquired_within = column(|r| r.acquired_within, total.acquired);
+        let allocated = column(|r| r.allocated, total.allocated);
+        let reserved = column(|r| r.reserved, total.reserved);
+        let allocated_within = column(|r| r.allocated_within, total.allocated);
+        let reserved_within = column(|r| r.reserved_within, total.reserved);
         let times: u64 = self.rows.iter().map(|r| r.occurrences).sum();
         let lines = self.rows.iter().map(|r| (r.name.as_str(), r.reuse(), r.occurrences));
-        let lines = lines.chain([("total", reuse(total.used, total.acquired), times)]).enumerate();
-        let heads = ["scope", "used", "acquired", "reuse", "occurrences", "used within", "acquired within"];
+        let lines = lines.chain([("total", reuse(total.allocated, total.reserved), times)]).enumerate();
+        let heads =
+            ["scope", "allocated", "reserved", "reuse", "occurrences", "allocated within", "reserved within"];
         let heads = if self.is_nested() { &heads[..] } else { &heads[..5] };
         let mut table = super::render::Table::new(heads);
         for (k, (name, reuse, times)) in lines {
-            let cells =
-                [name.to_owned(), used[k].clone(), acquired[k].clone(), factor(reuse), times.to_string()];
-            let within = [used_within[k].clone(), acquired_within[k].clone()];
+            let cells = [
+                name.to_owned(),
+                allocated[k].clone(),
+                reserved[k].clone(),
+                factor(reuse),
+                times.to_string(),
+            ];
+            let within = [allocated_within[k].clone(), reserved_within[k].clone()];
             table.row(cells.into_iter().chain(within).take(heads.len()).collect::<Vec<_>>());
         }
         table.to_string()
@@ -234,7 +240,7 @@ impl Profile {
 #[cfg(feature = "serde")]
 impl Profile {
     /// The profile as one JSON object on one line: `scopes` has every row's fields by name and its `reuse`, `total` their
-    /// sum. A reuse that is infinite, because nothing was acquired, is null.
+    /// sum. A reuse that is infinite, because nothing was reserved, is null.
     pub fn to_json(&self) -> String {
         use serde_json::json;
         let row = |row: &ProfileRow| {
@@ -244,7 +250,7 @@ impl Profile {
         };
         let total = self.total();
         let mut sum = json!(total);
-        sum["reuse"] = json!(reuse(total.used, total.acquired));
+        sum["reuse"] = json!(reuse(total.allocated, total.reserved));
         json!({ "scopes": self.rows.iter().map(row).collect::<Vec<_>>(), "total": sum }).to_string()
     }
 }

@@ -7,6 +7,11 @@
 use super::{PoolReport, Report, Rung, bytes};
 use core::fmt;
 
+/// A number with its noun, in the singular if it is 1.
+pub(super) fn counted(n: u64, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
 /// Pools shown one by one; the rest share a line.
 const POOLS_SHOWN: usize = 20;
 
@@ -126,7 +131,7 @@ impl Report {
         let over = |of: Option<f64>| of.map_or("-".into(), |of| format!("{of:.3}"));
         writeln!(
             f,
-            "slack       {} reserved and not live (at the peak {}); live over reserved {} (at the peak {}); largest request without growth {}",
+            "slack       {} reserved and not allocated (at the peak {}); allocated over reserved {} (at the peak {}); largest request without growth {}",
             bytes(self.slack()),
             self.slack_at_peak().map_or("-".into(), bytes),
             over(self.allocated_over_reserved()),
@@ -136,9 +141,13 @@ impl Report {
         if self.sparse > 0 {
             writeln!(
                 f,
-                "sparse      {} in {} segments and handles of which less than half is live, {}: they cannot go back",
+                "sparse      {} in {} of which less than half is allocated, {}: they cannot go back",
                 bytes(self.sparse_bytes),
-                self.sparse,
+                if self.sparse == 1 {
+                    "1 segment or handle".into()
+                } else {
+                    format!("{} segments and handles", self.sparse)
+                },
                 bytes(self.sparse_live)
             )?;
         }
@@ -190,15 +199,15 @@ impl Report {
         let t = &self.total;
         writeln!(
             f,
-            "work        {} splits, {} merges, {} growths, {} releases, {} segments now ({} created, {} released), {} host waits",
-            t.counters.splits,
-            t.counters.merges,
-            self.growths,
-            self.releases,
-            self.segments,
+            "work        {}, {}, {}, {}, {} now ({} created, {} released), {}",
+            counted(t.counters.splits, "split"),
+            counted(t.counters.merges, "merge"),
+            counted(self.growths, "growth"),
+            counted(self.releases, "release"),
+            counted(self.segments, "segment"),
             self.segments_created,
             self.segments_released,
-            t.counters.host_waits
+            counted(t.counters.host_waits, "host wait")
         )?;
         if let Some(physical) = &self.physical {
             write!(f, "{physical}")?;
@@ -212,15 +221,16 @@ impl Report {
             )?;
         }
         if let Some(markers) = t.oldest_in_flight {
-            let (ranges, bytes) = (t.in_flight_ranges, bytes(t.in_flight));
-            writeln!(f, "in flight   {ranges} ranges, {bytes}; the oldest use lies {markers} markers back")?;
+            let (ranges, bytes) = (counted(t.in_flight_ranges, "range"), bytes(t.in_flight));
+            let markers = counted(markers, "marker");
+            writeln!(f, "in flight   {ranges}, {bytes}; the oldest use lies {markers} back")?;
         }
         let all: u64 = self.driver_calls.values().sum();
         if all > 0 {
             let mut calls: Vec<_> = self.driver_calls.iter().filter(|(_, n)| **n > 0).collect();
             calls.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
             let calls: Vec<String> = calls.iter().map(|(name, n)| format!("{name} {n}")).collect();
-            writeln!(f, "driver      {all} calls: {}", calls.join(", "))?;
+            writeln!(f, "driver      {}: {}", counted(all, "call"), calls.join(", "))?;
         }
         if let Some(pinned) = &self.pinned_host {
             writeln!(f, "pinned      {pinned}")?;

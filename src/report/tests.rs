@@ -283,8 +283,8 @@ fn a_report_reads_like_this() {
     insta::assert_snapshot!(format!("{r:#}"), @r"
         device 0    reserved 9.00 GiB (peak 9.00 GiB)   peak allocated 6.75 GiB   ratio 1.333   limit 100 GiB of 144 GiB   largest free 768 MiB   in flight 2.25 GiB
         cached      2.25 GiB kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
-        slack       4.50 GiB reserved and not live (at the peak 2.25 GiB); live over reserved 0.500 (at the peak 0.750); largest request without growth 1.50 GiB
-        sparse      60.0 MiB in 3 segments and handles of which less than half is live, 5.00 MiB: they cannot go back
+        slack       4.50 GiB reserved and not allocated (at the peak 2.25 GiB); allocated over reserved 0.500 (at the peak 0.750); largest request without growth 1.50 GiB
+        sparse      60.0 MiB in 3 segments and handles of which less than half is allocated, 5.00 MiB: they cannot go back
         moving      2.00 MiB on the way from one pool to another
         pool                         allocated     cached   in flight       peak   allocs     hits   moved in   waits   fragmentation
         stream 0                      3.00 GiB   1.50 GiB    1.50 GiB   4.50 GiB      100   97.0 %          0       0            0.50
@@ -294,10 +294,10 @@ fn a_report_reads_like_this() {
         miss ladder   poll 3/12   migrate 0/0   grow 9/9   migrate with wait 0/0   move handles 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
         work        10 splits, 8 merges, 9 growths, 2 releases, 7 segments now (8 created, 1 released), 0 host waits
         handles     2 of 18.0 MiB, 3 created, 1 released, 1 spare of 2.00 MiB; 7 moves, 4 of them in use
-        addresses   1 windows of 512 MiB, 576 GiB reserved; 5 mappings, 4 of them former places of 64.0 MiB; 6 holes of 432 MiB, largest hole 400 MiB
+        addresses   1 window of 512 MiB, 576 GiB reserved; 5 mappings, 4 of them former places of 64.0 MiB; 6 holes of 432 MiB, largest hole 400 MiB
         in flight   4 ranges, 2.25 GiB; the oldest use lies 3 markers back
         driver      41 calls: record 30, allocate 9, free 2
-        pinned      1 segments now (2 created, 1 released), 5.7 ms spent on growth; 3.00 MiB of the program's registered; limit 8.00 GiB (50 % of the 16.0 GiB of memory that this machine has, by default)
+        pinned      1 segment now (2 created, 1 released), 5.7 ms spent on growth; 3.00 MiB of the program's registered; limit 8.00 GiB (50 % of the 16.0 GiB of memory that this machine has, by default)
         error       in a call that returns none: cuMemFree failed with code 700
         sizes of all requests
         up to     512 B  100  ########################################
@@ -312,7 +312,7 @@ fn an_empty_report_says_so() {
     insta::assert_snapshot!(Report::default(), @r"
         device 0    reserved 0 B (peak 0 B)   peak allocated 0 B   ratio -   limit none   largest free 0 B   in flight 0 B
         cached      0 B kept for reuse, not leaked: allocations take from it first, trim() gives it back to the device
-        slack       0 B reserved and not live (at the peak 0 B); live over reserved - (at the peak -); largest request without growth 0 B
+        slack       0 B reserved and not allocated (at the peak 0 B); allocated over reserved - (at the peak -); largest request without growth 0 B
         no pools yet: nothing was allocated
         miss ladder   poll 0/0   migrate 0/0   grow 0/0   migrate with wait 0/0   move handles 0/0   trim 0/0   wait 0/0   callback 0/0   (served/tried)
         work        0 splits, 0 merges, 0 growths, 0 releases, 0 segments now (0 created, 0 released), 0 host waits
@@ -381,8 +381,8 @@ fn json_has_the_data_and_the_ratios() {
     );
 }
 
-const fn usage(used: u64, acquired: u64) -> Usage {
-    Usage { used, acquired }
+const fn usage(allocated: u64, reserved: u64) -> Usage {
+    Usage { allocated, reserved }
 }
 
 /// Requirement H13: the reuse factor, with the figures of the sample.
@@ -390,7 +390,7 @@ const fn usage(used: u64, acquired: u64) -> Usage {
 fn h13_profile_shows_the_reuse_factor() {
     let mut p = Profile::new();
     let mut now = usage(0, 0);
-    for (name, used, acquired, times) in [
+    for (name, allocated, reserved, times) in [
         ("LinearFunction", 5_540_507_812, 188_722_708, 3900),
         ("ReLU", 1_063_004_405, 481_264_926, 2600),
         ("SoftmaxCrossEntropy", 10_737_418, 5_326_766, 1300),
@@ -399,21 +399,21 @@ fn h13_profile_shows_the_reuse_factor() {
         for k in 0..times {
             let scope = p.enter(name, now);
             if k == 0 {
-                now = usage(now.used + used, now.acquired + acquired);
+                now = usage(now.allocated + allocated, now.reserved + reserved);
             }
             p.exit(scope, now);
         }
     }
     insta::assert_snapshot!(p, @r"
-        scope                     used     acquired   reuse   occurrences
-        LinearFunction        5.16 GiB   179.98 MiB   29.4x          3900
-        ReLU                  0.99 GiB   458.97 MiB    2.2x          2600
-        SoftmaxCrossEntropy   0.01 GiB     5.08 MiB    2.0x          1300
-        Accuracy              0.00 GiB     0.35 MiB    1.7x           700
-        total                 6.16 GiB   644.38 MiB    9.8x          8500
+        scope                 allocated     reserved   reuse   occurrences
+        LinearFunction         5.16 GiB   179.98 MiB   29.4x          3900
+        ReLU                   0.99 GiB   458.97 MiB    2.2x          2600
+        SoftmaxCrossEntropy    0.01 GiB     5.08 MiB    2.0x          1300
+        Accuracy               0.00 GiB     0.35 MiB    1.7x           700
+        total                  6.16 GiB   644.38 MiB    9.8x          8500
         ");
     insta::assert_snapshot!(p.render(Unit::AutoForeach), @r"
-        scope                        used     acquired   reuse   occurrences
+        scope                   allocated     reserved   reuse   occurrences
         LinearFunction           5.16 GiB   179.98 MiB   29.4x          3900
         ReLU                  1013.76 MiB   458.97 MiB    2.2x          2600
         SoftmaxCrossEntropy     10.24 MiB     5.08 MiB    2.0x          1300
@@ -423,7 +423,7 @@ fn h13_profile_shows_the_reuse_factor() {
     assert_eq!(p.total(), now);
 }
 
-/// Requirement T7: what an inner scope used is not also charged to its outer one, and rows add up to the total.
+/// Requirement T7: what an inner scope allocated is not also charged to its outer one, and rows add up to the total.
 #[test]
 fn t7_nested_scopes_are_not_counted_twice() {
     let mut p = Profile::new();
@@ -435,25 +435,28 @@ fn t7_nested_scopes_are_not_counted_twice() {
     p.exit(outer, usage(1200, 20));
     let row = |k: usize| {
         let r = &p.rows()[k];
-        (r.name.as_str(), r.used, r.acquired, r.used_within, r.acquired_within, r.occurrences)
+        (r.name.as_str(), r.allocated, r.reserved, r.allocated_within, r.reserved_within, r.occurrences)
     };
     assert_eq!(row(0), ("forward", 10 + 40 + 1000, 0, 1100, 10, 2));
     assert_eq!(row(1), ("conv", 20 + 30, 10, 90, 10, 1));
     assert_eq!(p.total(), usage(1100, 10));
     insta::assert_snapshot!(p.render(Unit::AutoForeach), @r"
-        scope         used   acquired    reuse   occurrences   used within   acquired within
-        forward   1.03 KiB     0.00 B      all             2      1.07 KiB           10.00 B
-        conv       50.00 B    10.00 B     5.0x             1       90.00 B           10.00 B
-        total     1.07 KiB    10.00 B   110.0x             3      1.07 KiB           10.00 B
+        scope     allocated   reserved    reuse   occurrences   allocated within   reserved within
+        forward    1.03 KiB     0.00 B      all             2           1.07 KiB           10.00 B
+        conv        50.00 B    10.00 B     5.0x             1            90.00 B           10.00 B
+        total      1.07 KiB    10.00 B   110.0x             3           1.07 KiB           10.00 B
         ");
     let json: serde_json::Value = serde_json::from_str(&p.to_json()).unwrap();
     assert_eq!(json["scopes"][1]["name"], "conv");
-    assert_eq!((&json["scopes"][1]["used"], &json["scopes"][1]["used_within"]), (&50.into(), &90.into()));
+    assert_eq!(
+        (&json["scopes"][1]["allocated"], &json["scopes"][1]["allocated_within"]),
+        (&50.into(), &90.into())
+    );
     assert_eq!(
         (&json["scopes"][0]["reuse"], &json["total"]["reuse"]),
         (&serde_json::Value::Null, &110.0.into())
     );
-    assert_eq!((&json["total"]["used"], &json["total"]["acquired"]), (&1100.into(), &10.into()));
+    assert_eq!((&json["total"]["allocated"], &json["total"]["reserved"]), (&1100.into(), &10.into()));
 }
 
 /// The closure form charges what the two calls would, even if it panics.
@@ -475,7 +478,7 @@ fn a_scope_around_a_closure_ends_with_it() {
         assert!(panicked.is_err());
         spend(1000);
     });
-    let rows: Vec<_> = p.rows().iter().map(|r| (r.used, r.used_within, r.occurrences)).collect();
+    let rows: Vec<_> = p.rows().iter().map(|r| (r.allocated, r.allocated_within, r.occurrences)).collect();
     assert_eq!(rows, [(1001, 1111, 1), (110, 110, 2)]);
     assert_eq!(p.total(), usage(1111, 0));
     // An outermost scope too: what comes after it is charged to none.
@@ -496,19 +499,22 @@ fn scopes_may_end_in_any_order() {
     p.exit(outer, usage(9, 0));
     // It ended with the outer one: what comes now is charged to none.
     p.exit(inner, usage(50, 0));
-    assert_eq!(p.rows().iter().map(|r| (r.used, r.used_within)).collect::<Vec<_>>(), [(5, 9), (4, 4)]);
+    assert_eq!(
+        p.rows().iter().map(|r| (r.allocated, r.allocated_within)).collect::<Vec<_>>(),
+        [(5, 9), (4, 4)]
+    );
     let next = p.enter("a", usage(50, 0));
     p.exit(next, usage(51, 0));
     p.exit(next, usage(60, 0));
-    assert_eq!(p.rows()[0].used, 6);
+    assert_eq!(p.rows()[0].allocated, 6);
     assert_eq!(p.rows()[0].occurrences, 2);
 }
 
 #[test]
 fn a_profile_of_nothing_is_a_total_of_nothing() {
     insta::assert_snapshot!(Profile::new(), @r"
-        scope     used   acquired   reuse   occurrences
-        total   0.00 B     0.00 B    1.0x             0
+        scope   allocated   reserved   reuse   occurrences
+        total      0.00 B     0.00 B    1.0x             0
         ");
     let mut p = Profile::new();
     let s = p.enter("warm", usage(0, 7));

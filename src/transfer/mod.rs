@@ -3,8 +3,8 @@
 //!
 //! A copy to the device takes its pinned source by value and gives it back when it is done ([`Upload`]); a copy to the
 //! host gives its data only then ([`Download`]). So nothing in flight can be read early or overwritten. Dropping a token
-//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's deferred drops. (With
-//! one exception, as for every handle: the last handle that outlives its allocator and all streams ends them, and that waits.)
+//! never blocks: pinned memory goes back to its pool, which waits for the copy, anything else to the allocator's deferred drops
+//! (but for the last handle of an allocator that is gone, at [its end](crate::Allocator#its-end)).
 //! Forgetting a token costs the memory that it owns, the pinned segments that it lies in, and one event, which keeps the device's
 //! context; nothing else. [`scope()`] is the borrowed form, which waits before it returns.
 //! Memory that is not pinned goes through pinned slots, by functions whose other side is a slice (`copy_from_slice`, `copy_to_slice`).

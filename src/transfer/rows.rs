@@ -8,7 +8,7 @@ use super::{noted, same_shape};
 use crate::allocator::Stream;
 use crate::allocator::access::{Mark, operate};
 use crate::array::{DeviceView, DeviceViewMut, Shape};
-use crate::driver::{Called, Driver, Pitched, Place};
+use crate::driver::{Called, CopySide, Driver, Pitched};
 use crate::error::{Error, Mismatch, Side};
 use bytemuck::Pod;
 use core::fmt;
@@ -62,7 +62,7 @@ impl Window {
             (self.pitch * size_of::<T>()) as u64
         }
     }
-    fn copy<T>(self, to: (Place, u64), from: (Place, u64)) -> Pitched {
+    fn copy<T>(self, to: (CopySide, u64), from: (CopySide, u64)) -> Pitched {
         let (width, rows) = (self.packed::<T>(), self.rows as u64);
         Pitched { to: to.0, to_pitch: to.1, from: from.0, from_pitch: from.1, width, rows }
     }
@@ -109,9 +109,9 @@ impl<T: Pod, D: Driver> Plane<'_, T, D> {
         let _called = Called::<D>::here();
         let window = self.window;
         let mut target = stream.allocator().pinned_uninit::<T>(self.shape())?;
-        let from = (Place::Device(self.view.address()), window.bytes_apart::<T>());
+        let from = (CopySide::Device(self.view.address()), window.bytes_apart::<T>());
         let host = target.as_mut_ptr();
-        let to = (Place::Pinned(host.cast()), window.packed::<T>());
+        let to = (CopySide::Pinned(host.cast()), window.packed::<T>());
         let copy = window.copy::<T>(to, from);
         if copy.bytes() == 0 {
             return Ok(Download::of_nothing(target, stream));
@@ -153,12 +153,12 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
         if let Err(e) = same_shape::<T>("copy_from", sides.0, sides.1) {
             return Err(Refused::unused(source, e));
         }
-        let to = (Place::Device(self.view.address()), window.bytes_apart::<T>());
+        let to = (CopySide::Device(self.view.address()), window.bytes_apart::<T>());
         if window.packed::<T>() == 0 || window.rows == 0 {
             return Ok(Upload::of_nothing(source, stream));
         }
         Upload::fly(source, stream, |source| {
-            let from = (Place::Pinned(source.first().cast_mut().cast()), window.packed::<T>());
+            let from = (CopySide::Pinned(source.first().cast_mut().cast()), window.packed::<T>());
             let copy = window.copy::<T>(to, from);
             operate(stream, &[self.view.touch()], Mark::Each, |driver, native| {
                 // SAFETY: the source is as long as the rows, only read, and the token owns it until the copy is done; the
@@ -177,8 +177,8 @@ impl<T: Pod, D: Driver> PlaneMut<'_, T, D> {
     pub fn copy_from_plane(&mut self, source: &Plane<'_, T, D>, stream: &Stream<D>) -> Result<(), Error> {
         let _called = Called::<D>::here();
         same_shape::<T>("copy_from_plane", ("the target", self.shape()), ("the source", source.shape()))?;
-        let to = (Place::Device(self.view.address()), self.window.bytes_apart::<T>());
-        let from = (Place::Device(source.view.address()), source.window.bytes_apart::<T>());
+        let to = (CopySide::Device(self.view.address()), self.window.bytes_apart::<T>());
+        let from = (CopySide::Device(source.view.address()), source.window.bytes_apart::<T>());
         let copy = self.window.copy::<T>(to, from);
         if copy.bytes() == 0 {
             return Ok(());

@@ -18,9 +18,8 @@ use std::sync::Arc;
 ///
 /// The device's work on the target comes after the copy without it: this token is only about the source. Dropping it never
 /// blocks and makes no driver call; the source's memory is freed when the copy is done. Forgetting it costs that memory, the
-/// pinned segments that it lies in, and one event, which keeps the device's context; nothing else. The exception: when the allocator, its streams and
-/// all its device allocations are gone, the last of them waits for the work on its memory and gives it back, and so does then the last handle of
-/// pinned memory.
+/// pinned segments that it lies in, and one event, which keeps the device's context; nothing else. Only the last handle of an
+/// allocator that is gone waits, at [its end](crate::Allocator#its-end).
 ///
 /// ```
 /// use millpond::{Allocator, Config, units::GIB};
@@ -41,7 +40,7 @@ pub struct Upload<P: StableSource, D: Driver>(Flight<P, D>);
 /// A copy to the host that is under way. It owns its target, whose data can be reached only through
 /// [`wait`](Download::wait).
 ///
-/// Dropping it never blocks, with the exception that [`Upload`] names; the memory is then reused when the copy is done.
+/// Dropping it never blocks, but for the last handle of an allocator that is gone, at [its end](crate::Allocator#its-end); the memory is then reused when the copy is done.
 /// Forgetting it costs that memory, the pinned segments that it lies in, and one event, which keeps the device's context;
 /// nothing else.
 ///

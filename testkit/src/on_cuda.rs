@@ -144,7 +144,7 @@ impl Bench for OnCuda {
             }
             Err(format!("left: {left:?}; errors of destructors: {errors:?}"))
         });
-        // Both are asked, so that the next test begins with nothing of this one's.
+        // Both are checked, so that the next test begins with nothing of this one's.
         let theirs = judge.finish();
         own.and(theirs)
     }

@@ -105,7 +105,7 @@ fn the_counts_agree() {
     assert_eq!(total.live, live.len() as u64);
     assert_eq!(counters.hits + counters.misses, 500, "every request was served, once");
     assert_eq!(counters.bytes_served, requested);
-    assert_eq!(gpu.usage().used, requested);
+    assert_eq!(gpu.usage().allocated, requested);
     assert_eq!(total.sizes.total(), 500);
     assert_eq!(total.requested, live.iter().map(millpond::Allocation::len).sum::<u64>());
     assert_eq!(total.allocated, live.iter().map(|a| a.len().next_multiple_of(512)).sum::<u64>());
@@ -154,7 +154,7 @@ struct Busy {
     gpu: Allocator<Sim>,
     dice: Dice,
     streams: Vec<Stream<Sim>>,
-    /// A stream of other code, adopted: the driver is asked at each allocation whether it captures, and nothing else if any call may mark it.
+    /// A stream of other code, adopted: the driver is queried at each allocation whether it captures, and nothing else if any call may mark it.
     adopted: Vec<(Kind, Stream<Sim>)>,
     scrubs: bool,
     capturing: Vec<SimStream>,
@@ -341,7 +341,7 @@ impl Busy {
         assert_eq!(is.hits - was.hits + is.misses - was.misses, 1, "one request");
         if is.hits > was.hits {
             if kind.is_some_and(Kind::is_named) {
-                // One marker at most, and what the driver is asked about it and others.
+                // One marker at most, and the queries about it and others.
                 let marker = [Call::EventRecord, Call::EventCreate].map(Call::name);
                 let marked = called.iter().any(|c| c.0 == marker[0]);
                 assert!(called.iter().all(|c| c.1 == 1 || !marker.contains(&c.0)), "{called:?}");

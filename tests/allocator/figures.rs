@@ -80,7 +80,7 @@ enum Step {
         on: usize,
         bytes: u64,
     },
-    /// A block that the program gives up when it is asked for memory.
+    /// A block that the program gives up in its out-of-memory callback.
     Spare {
         at: usize,
     },
@@ -251,7 +251,7 @@ struct Kind {
     expects: bool,
     /// The driver's free of plain memory waits for the device, so that no request gives any back.
     frees_wait: bool,
-    /// The program is asked when there is no memory.
+    /// The program's callback runs when there is no memory.
     requested: bool,
     /// Each growth is one request's.
     exact: bool,
@@ -293,7 +293,7 @@ struct World {
     /// Requests that no free range served since the last report, and what the ladder said then.
     climbs: Option<Vec<Climb>>,
     ladder: Ladder,
-    /// How often the user was asked, and helped; and requests for which memory was given back first.
+    /// How often the callback ran, and helped; and requests for which memory was given back first.
     requested: u64,
     helped: u64,
     trimmed: u64,
@@ -307,7 +307,7 @@ struct World {
     waited: u64,
     host_waited: u64,
     /// And those that got another stream's memory, with no wait and no growth.
-    lent: u64,
+    migrated: u64,
     /// Frees that other allocators asked the driver for, and the calls that met a fault in a drop: a device keeps the first 64.
     others_frees: u64,
     failed: Vec<Call>,
@@ -382,7 +382,7 @@ impl World {
             grew: 0,
             waited: 0,
             host_waited: 0,
-            lent: 0,
+            migrated: 0,
             others_frees: 0,
             failed: Vec::new(),
             lost: 0,
@@ -504,7 +504,7 @@ impl World {
         }
     }
 
-    /// What the callback gave up in a request: how often it was asked, and whether it had something the last time.
+    /// What the callback gave up in a request: how often it ran, and whether it had something the last time.
     fn give_up(&mut self) -> (u64, bool) {
         let given = core::mem::take(&mut *self.given.lock().unwrap());
         for &(id, bytes) in given.iter().flatten() {
@@ -521,9 +521,9 @@ impl World {
         let (times, gave) = self.give_up();
         let waits = after.calls_of(Call::StreamWaitEvent) - before.calls_of(Call::StreamWaitEvent);
         let heard = self.hear_of(Some(on));
-        let (host_waits, lent, missed) = (heard.host_waits, heard.lent, heard.missed);
-        if lent {
-            self.ages.lent(on);
+        let (host_waits, migrated, missed) = (heard.host_waits, heard.migrated, heard.missed);
+        if migrated {
+            self.ages.migrated(on);
         }
         let books = self.pools.get_mut(&on).unwrap();
         books.waits += waits;
@@ -537,7 +537,7 @@ impl World {
             let never_fits = rounded(bytes) > self.limit.unwrap_or(GIB).min(GIB);
             let small = !self.kind.exact && rounded(bytes) <= SMALL;
             // Of one that inserts no waits it is known which rung it was, also behind the user's help.
-            let rung = match (grew, requested(Call::MemFree), lent) {
+            let rung = match (grew, requested(Call::MemFree), migrated) {
                 _ if self.kind.waits => None,
                 (true, true, _) => Some(climbs::TRIM),
                 (true, false, _) => Some(climbs::GROW),
@@ -556,7 +556,7 @@ impl World {
             self.grew += u64::from(grew && !requested(Call::MemFree));
             self.waited += u64::from(waits > 0 && !grew && host_waits == 0);
             self.host_waited += u64::from(host_waits > 0);
-            self.lent += u64::from(lent && waits == 0 && host_waits == 0 && !grew);
+            self.migrated += u64::from(migrated && waits == 0 && host_waits == 0 && !grew);
         }
         self.helped += u64::from(served && times > 0);
     }
@@ -726,7 +726,7 @@ impl World {
         let served = self.gpu.alloc_pinned(bytes);
         self.mark(step, &before);
         let after = self.sim.ledger();
-        // The user is asked for pinned memory too, though that is no rung.
+        // The callback runs for pinned memory too, though that is no rung.
         self.give_up();
         self.hear();
         self.pinned_waits += after.calls_of(Call::EventSynchronize) - before.calls_of(Call::EventSynchronize);
@@ -797,7 +797,7 @@ impl World {
         assert!(ladder.wait.served <= self.host_waited, "{ladder:?}, {}", self.host_waited);
         if !self.kind.waits {
             assert_eq!(ladder.migrate_with_wait.tried, 0);
-            assert_eq!((ladder.migrate.served, ladder.wait.served), (self.lent, 0), "{ladder:?}");
+            assert_eq!((ladder.migrate.served, ladder.wait.served), (self.migrated, 0), "{ladder:?}");
         }
         // The rungs of one round, in their order: the first is climbed twice in each, when growth was refused.
         assert!(ladder.poll.tried >= total.counters.misses.saturating_sub(all.refused), "{ladder:?}");
@@ -949,7 +949,7 @@ impl World {
         assert_eq!((total.stream, &total.name, total.closed), (None, &None, false));
         assert_eq!(
             total.counters.migrations_in, total.counters.migrations_out,
-            "what one lends another is lent"
+            "what migrates from one to another arrives"
         );
         self.owners.check_total(total);
         assert_eq!(total.free_chunks, pools.iter().map(|p| p.free_chunks).sum::<u64>());
@@ -979,7 +979,7 @@ struct Met {
     bounded: Cell<u64>,
     refused: Cell<u64>,
     in_flight: Cell<u64>,
-    lent: Cell<u64>,
+    migrated: Cell<u64>,
     released: Cell<u64>,
     pinned_in_flight: Cell<u64>,
     pinned_refused: Cell<u64>,
@@ -1014,7 +1014,7 @@ impl Met {
         count(&self.bounded, report.peak_allocated().is_none());
         count(&self.refused, world.pools.values().any(|b| b.refused > 0));
         count(&self.in_flight, report.total.in_flight > 0);
-        count(&self.lent, report.total.counters.migrations_in > 0);
+        count(&self.migrated, report.total.counters.migrations_in > 0);
         count(&self.released, report.releases > 0);
         count(&self.pinned_in_flight, report.pinned.as_ref().is_some_and(|p| p.in_flight > 0));
         count(&self.pinned_refused, world.host.refused > 0);
@@ -1049,8 +1049,8 @@ const GROWTH_TIME: &str = "pinned_host.growth_time.nanos";
 #[test]
 fn every_figure_is_the_models() {
     let met = search(false);
-    let Met { bounded, refused, in_flight, lent, released, pinned_in_flight, gone, .. } = &met;
-    let all = [bounded, refused, in_flight, lent, released, pinned_in_flight, gone];
+    let Met { bounded, refused, in_flight, migrated, released, pinned_in_flight, gone, .. } = &met;
+    let all = [bounded, refused, in_flight, migrated, released, pinned_in_flight, gone];
     let all = [&all[..], &[&met.held_back, &met.pinned_held_back, &met.failed]].concat();
     let all = [&all[..], &[&met.pinned_refused]].concat();
     assert_often(&all, &met);
@@ -1069,7 +1069,7 @@ fn every_figure_is_the_models_where_waits_are_inserted() {
         bounded,
         refused,
         in_flight,
-        lent,
+        migrated,
         released,
         pinned_in_flight,
         gone,
@@ -1079,8 +1079,18 @@ fn every_figure_is_the_models_where_waits_are_inserted() {
         failed,
         ..
     } = &met;
-    let all =
-        [bounded, refused, in_flight, lent, released, pinned_in_flight, gone, waited, host_waited, drained];
+    let all = [
+        bounded,
+        refused,
+        in_flight,
+        migrated,
+        released,
+        pinned_in_flight,
+        gone,
+        waited,
+        host_waited,
+        drained,
+    ];
     let all = [&all[..], &[failed, &met.pinned_refused]].concat();
     assert_often(&all, &met);
     // By chance, of too few, none may have been noticed.
@@ -1173,14 +1183,18 @@ fn what_is_on_its_way_between_two_pools_is_moving() {
             *tell.lock().unwrap() = Some(inside.report());
         });
         let x = gpu.alloc(bytes, &t).unwrap();
-        let report = seen.lock().unwrap().take().expect("the stream waits for what it is lent");
+        let report = seen.lock().unwrap().take().expect("the stream waits for what migrates to it");
         let (of_s, of_t) = (&report.pools[0], &report.pools[1]);
         assert_eq!((of_s.counters.migrations_out, of_t.counters.migrations_in), (1, 0));
         // What migrates is enough for the next requests too.
-        let lent = gpu.report().pools[1].reserved;
-        assert!(lent >= bytes && report.moving == lent, "{lent} of {bytes} and {}", report.moving);
-        assert_eq!((of_s.reserved, of_t.reserved), (HELD - lent, 0));
-        assert_eq!((report.reserved, report.total.reserved), (HELD, HELD - lent));
+        let migrated = gpu.report().pools[1].reserved;
+        assert!(
+            migrated >= bytes && report.moving == migrated,
+            "{migrated} of {bytes} and {}",
+            report.moving
+        );
+        assert_eq!((of_s.reserved, of_t.reserved), (HELD - migrated, 0));
+        assert_eq!((report.reserved, report.total.reserved), (HELD, HELD - migrated));
         assert_eq!(gpu.report().moving, 0);
         drop((x, s, t, gpu));
         sim.verdict().unwrap();

@@ -107,7 +107,7 @@ fn what_is_not_there_is_not_held() {
     all_clean(&sim, other);
 }
 
-/// A held handle stays where it is: rungs 5 and 7 of a request, a trim and a lower limit leave it.
+/// A held handle stays where it is: the move-handles and trim rungs of a request, a trim and a lower limit leave it.
 #[test]
 fn a_held_handle_stays_where_it_is() {
     for policy in [Policy::Latency, Policy::Footprint] {

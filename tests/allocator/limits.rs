@@ -19,17 +19,17 @@ fn windows() -> Config {
     Config::default().virtual_memory(VirtualMemory::Always)
 }
 
-/// The crossings of soft limits that a sink was told.
+/// The crossings of soft limits that a sink received.
 fn crossings(ring: &Ring) -> Vec<(u64, u64, bool)> {
     let events = ring.events().into_iter();
-    let told = events.filter_map(|(_, event)| match event {
+    let crossings = events.filter_map(|(_, event)| match event {
         Event::SoftLimit { reserved, limit, of_group } => Some((reserved / MIB, limit / MIB, of_group)),
         _ => None,
     });
-    told.collect()
+    crossings.collect()
 }
 
-/// The sinks are told of a crossing once until less is reserved; every request succeeds, and the limit is the error that it was.
+/// The sinks receive a crossing once until less is reserved; every request succeeds, and the limit is the error that it was.
 #[test]
 fn a_soft_limit_is_reported_once_and_refuses_nothing() {
     for config in [windows(), Config::default()] {
@@ -40,7 +40,7 @@ fn a_soft_limit_is_reported_once_and_refuses_nothing() {
         let mut live: Vec<_> = (0..2).map(|_| gpu.alloc(24 * MIB, &s).unwrap()).collect();
         assert_eq!(crossings(&ring), []);
         live.extend((0..2).map(|_| gpu.alloc(24 * MIB, &s).unwrap()));
-        assert_eq!(crossings(&ring), [(72, 50, false)], "the second growth above it is not told");
+        assert_eq!(crossings(&ring), [(72, 50, false)], "the second growth above it is no event");
         assert!(matches!(gpu.alloc(24 * MIB, &s), Err(Error::OutOfMemory(_))));
         live.truncate(1);
         gpu.synchronize().unwrap();

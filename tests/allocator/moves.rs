@@ -114,7 +114,7 @@ fn a_handle_that_is_used_before_its_turn() {
         let served = gpu.alloc(16 * MIB, &t);
         assert_eq!(served.is_err(), independent);
         assert_eq!(gpu.report().total.counters.waits_inserted, u64::from(!independent));
-        // Where it is refused, rung 7 has given back what is complete: 14 MiB of room beside what lives, and the one that is in use.
+        // Where it is refused, the trim rung has given back what is complete: 14 MiB of room beside what lives, and the one that is in use.
         assert_eq!(taken(&sim, &gpu), if independent { 18 } else { 32 } * MIB);
         let x = served.or_else(|_| {
             gpu.synchronize().unwrap();

@@ -288,9 +288,9 @@ fn a_sink_gets_every_kind_of_event() {
     gpu.trim(Trim::All).unwrap();
     gpu.deliver_events();
     let events: Vec<Happening> = sink.0.lock().unwrap().iter().map(|(_, e)| e.clone()).collect();
-    let lend = Happening::Migrate { addr: at, bytes: 4 * MIB, from: s.id(), to: t.id() };
+    let migrate = Happening::Migrate { addr: at, bytes: 4 * MIB, from: s.id(), to: t.id() };
     let wait = Happening::Wait { stream: t.id(), on: Some(s.id()) };
-    for event in [lend, wait, Happening::Trim { addr: at, bytes: 4 * MIB }] {
+    for event in [migrate, wait, Happening::Trim { addr: at, bytes: 4 * MIB }] {
         assert!(events.contains(&event), "{event:?} is missing: {events:#?}");
     }
     drop((s, t));
@@ -557,7 +557,7 @@ fn pinned_memory_outlives_the_record_of_its_stream() {
     all_clean(&sim, gpu);
 }
 
-/// In deterministic mode nothing is asked of the device on the way, and what a synchronise proved is tidied all the same.
+/// In deterministic mode nothing is queried on the way, and what a synchronise proved is tidied all the same.
 #[test]
 fn a_deterministic_allocator_queries_nothing_when_it_tidies() {
     let sim = late();
@@ -667,7 +667,7 @@ fn rows_without_elements_may_have_any_pitch() {
     all_clean(&sim, gpu);
 }
 
-/// An allocation of no bytes has the alignment that was asked for.
+/// An allocation of no bytes has the alignment that was requested.
 #[test]
 fn nothing_is_aligned_too() {
     let sim = late();

@@ -45,7 +45,7 @@ fn a_leak_in_pieces_is_no_fragmentation() {
         }
     };
     assert!(leaked.len() > 55, "{} pieces", leaked.len());
-    // What the old advice went by: as much is free as was asked for, in no run that is long enough.
+    // What the old advice went by: as much is free as was requested, in no run that is long enough.
     let t = &refused.report.total;
     assert!(t.cached >= refused.rounded && t.largest_free < refused.rounded, "{refused}");
     let count = leaked.len() as u64;

@@ -224,7 +224,7 @@ fn the_true_peak_lies_between_the_bounds() {
     assert!(known > 50 && bounded > 50, "{known} known, {bounded} bounded: both kinds are to be seen");
 }
 
-/// Of more than 64 pools not all are asked for the peak at each growth under the policy `footprint`: the bounds are bounds all the same.
+/// Of more than 64 pools not all are queried for the peak at each growth under the policy `footprint`: the bounds are bounds all the same.
 #[test]
 fn of_many_pools_the_bounds_hold_under_footprint() {
     let gpu = Allocator::new(
@@ -236,6 +236,6 @@ fn of_many_pools_the_bounds_hold_under_footprint() {
     let kept: Vec<_> = streams.iter().map(|stream| gpu.alloc(1 << 20, stream).unwrap()).collect();
     let report = gpu.report();
     assert_eq!((report.allocated_peak, report.allocated_peak_at_most), (130 << 20, 130 << 20));
-    assert_eq!(report.reserved, 130 << 20, "nothing was there to be lent");
+    assert_eq!(report.reserved, 130 << 20, "nothing was there to migrate");
     drop(kept);
 }

@@ -106,7 +106,7 @@ fn many_ranges_in_flight() {
     });
 }
 
-/// The same, and each waits for a stream that no call may mark: all of it is held back. Each stream is asked how far it is behind.
+/// The same, and each waits for a stream that no call may mark: all of it is held back. Each stream is queried how far it is behind.
 #[test]
 fn ranges_in_flight_for_many_streams() {
     holds_no_longer("streams that ranges in flight wait for", |n| {

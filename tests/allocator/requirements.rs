@@ -311,7 +311,7 @@ fn g05(hops: u32) {
     all_clean(&sim, gpu);
 }
 
-/// G6: the stream verbs that were asked for: wait for an event, wait for a stream.
+/// G6: the stream verbs that were requested: wait for an event, wait for a stream.
 #[test]
 fn g06_wait_for_a_stream_or_an_event() {
     let sim = late();
@@ -343,7 +343,7 @@ fn h12_report_units() {
     all_clean(&sim, gpu);
 }
 
-/// H13: a profile of named scopes says how often the pool served what was used: used over acquired.
+/// H13: a profile of named scopes says how often the pool served what was allocated: allocated over reserved.
 #[test]
 fn h13_profile_reuse_factor() {
     let sim = late();

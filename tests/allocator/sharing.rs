@@ -226,7 +226,7 @@ fn an_exported_block_is_the_same_memory_elsewhere() {
     all_clean(&sim, gpu);
 }
 
-/// What cannot be shared is refused with what was asked, what was found and what to do; nothing is held then.
+/// What cannot be shared is refused with what was requested, what was found and what to do; nothing is held then.
 #[test]
 fn what_cannot_be_exported_is_refused_in_words() {
     let shared = alone(64).exportable(true);

@@ -2,7 +2,7 @@
 //! what is reused when, with work that runs as late, as early or as randomly as is legal.
 //!
 //! After every step the heaps are walked, and every byte taken from the device is accounted for; live blocks are held
-//! against the simplest model there is, a map of intervals; at the end both oracles are asked, everything is dropped and
+//! against the simplest model there is, a map of intervals; at the end both oracles are consulted, everything is dropped and
 //! the device must have all back. A failure prints the program, shrunk, as text that `millpond replay FILE` runs again,
 //! and proptest keeps its seed.
 

@@ -11,6 +11,7 @@ mod left_out;
 mod references;
 mod requirements;
 mod sources;
+mod words;
 
 use sources::{code_lines, code_only, is_word, read, root, rust_files, without_tests};
 use std::fmt;
@@ -368,7 +369,7 @@ fn opens_unsafe(source: &str) -> bool {
     })
 }
 
-/// Whether std is asked which thread this is: behind its own end of a thread, where a destructor may call us still, it panics.
+/// Whether std is queried which thread this is: behind its own end of a thread, where a destructor may call us still, it panics.
 fn uses_stds_current_thread(source: &str) -> bool {
     let code: String = without_tests(source).split_whitespace().collect();
     code.match_indices("thread::current").any(|(at, word)| !code[at + word.len()..].starts_with(is_word))
@@ -677,7 +678,7 @@ fn given_a_stream(source: &str) -> Vec<String> {
     found
 }
 
-/// A per-thread default stream is its own thread's: each call that names a stream asks, or names one that is asked. Who adds a call adds it to the
+/// A per-thread default stream is its own thread's: each call that names a stream checks that, or names one that is checked. Who adds a call adds it to the
 /// table of those that are tried on another thread.
 #[test]
 fn every_call_that_names_a_stream_is_tried_on_another_thread() {

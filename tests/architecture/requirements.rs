@@ -682,7 +682,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
     (
         "7.16",
         OthersTests,
-        "a knob: grow by exactly what was asked",
+        "a knob: grow by exactly what was requested",
         &[Test(PARITY, "parity_knob_exact_growth")],
     ),
     (
@@ -764,7 +764,7 @@ const REQUIREMENTS: &[(&str, Source, &str, &[Evidence])] = &[
     (
         "D7",
         Demonstrations,
-        "a pinned request takes what was asked",
+        "a pinned request takes what was requested",
         &[Test(TRANSFERS, "d07_a_pinned_request_takes_what_was_requested")],
     ),
     (

@@ -135,7 +135,7 @@ fn strangers_are_refused_with_typed_errors() {
     clean(&sim);
 }
 
-/// The outer wrapper sees what is asked, the inner one what is let through.
+/// The outer wrapper sees what is requested, the inner one what is let through.
 #[test]
 fn wrappers_compose_in_both_orders() {
     let (sim, gpu, any) = device(Config::default());
@@ -389,7 +389,7 @@ fn a_log_says_what_it_lost() {
 
 /// The device of an error is the allocation's, and memory of no bytes takes any stream.
 #[test]
-fn a_stream_of_another_kind_of_device_is_told_from_the_allocations() {
+fn a_stream_of_another_kind_of_device_is_distinguished_from_the_allocations() {
     let sims = Sim::devices(2, GIB);
     let gpu = Allocator::new(sims[1].clone(), Config::default()).unwrap().erase();
     let other = Allocator::new(Null::new(DeviceId(0), GIB), Config::default()).unwrap().erase();

@@ -55,7 +55,7 @@ fn product(lengths: &[usize]) -> Option<i128> {
     lengths.iter().try_fold(1_i128, |n, &len| n.checked_mul(len as i128))
 }
 
-/// What is asked for, as these numbers say it.
+/// What is requested, as these numbers say it.
 #[derive(Debug, PartialEq)]
 enum Answer {
     Given { elements: usize, bytes: u64 },

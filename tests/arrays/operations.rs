@@ -190,7 +190,7 @@ enum Rare {
     /// As many declare a use and end, beside a declared stream that is marked before its kernel; in the upper half of `what` no reference
     /// to that one exists meanwhile.
     Users { what: usize, on: usize },
-    /// A fill, while whatever the device is asked about events is answered by an error.
+    /// A fill, while every query of an event is answered by an error.
     Unanswered { what: usize, on: usize, value: u8, other: u8 },
     /// A large source whose token is dropped at once, and then as much pinned memory for another owner.
     Large { on: usize, value: u8 },

@@ -542,7 +542,7 @@ fn d03(rounds: u8, n: usize) {
     sim.verdict().unwrap();
 }
 
-/// D7: pinned memory takes what is asked, with no rounding to a power of two.
+/// D7: pinned memory takes what is requested, with no rounding to a power of two.
 #[test]
 fn d07_a_pinned_request_takes_what_was_requested() {
     let gpu = Allocator::new(Sim::new(GIB).contents(false), Config::default()).unwrap();

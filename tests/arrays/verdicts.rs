@@ -38,7 +38,7 @@ fn two_writers() -> (String, String) {
     let clear = line!() + 1;
     sim.launch(b.native(), Launch::new("clear").writes(batch.address(), 4096)).unwrap();
     let expected = format!(
-        "1 ordering violation in 2 accesses, the program's
+        "1 ordering violation in 2 accesses, caused by the program
 1. Race, the program's fault: `clear` writes \"batch\" (4.00 KiB) and `load` writes it, in no order
    where: tests/arrays/verdicts.rs:{clear} (operation 0 of stream 1) against tests/arrays/verdicts.rs:{load} (operation 0 of stream 0)
    missing edge: operation 0 of stream 0 -> operation 0 of stream 1: s1.wait_stream(&s0) in between"
@@ -60,7 +60,7 @@ fn an_array_and_a_launch() -> (String, String) {
     let axpy = line!() + 1;
     kernel::saxpy(2.0, &x, &mut y, &s).unwrap();
     let expected = format!(
-        "1 ordering violation in 6 accesses, the program's
+        "1 ordering violation in 6 accesses, caused by the program
 1. Race, the program's fault: `millpond_saxpy_f32` reads allocation 0 (4.00 KiB) and `sneak` writes it, in no order
    where: tests/arrays/verdicts.rs:{axpy} (operation 2 of stream 0) against tests/arrays/verdicts.rs:{sneak} (operation 0 of stream \"side\")
    missing edge: operation 0 of stream \"side\" -> operation 2 of stream 0: s0.wait_stream(&side) in between"
@@ -68,7 +68,7 @@ fn an_array_and_a_launch() -> (String, String) {
     (verdict(&sim), expected)
 }
 
-/// Told of both uses, the library queues the later one without a wait: said by notes, as the library itself would.
+/// Notified of both uses, the library queues the later one without a wait: said by notes, as the library itself would.
 fn a_fault_of_the_library() -> (String, String) {
     let (sim, gpu) = device();
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -82,7 +82,7 @@ fn a_fault_of_the_library() -> (String, String) {
     let second = line!() + 1;
     sim.launch(t.native(), Launch::new("copy").reads(a.address(), 2048)).unwrap();
     let expected = format!(
-        "1 ordering violation in 2 accesses, the allocator's
+        "1 ordering violation in 2 accesses, caused by the allocator
 1. Race, the allocator's fault: `copy` reads allocation 0 (2.00 KiB) and `fill` writes it, both known and in no order
    where: tests/arrays/verdicts.rs:{second} (operation 0 of stream 1) against tests/arrays/verdicts.rs:{first} (operation 0 of stream 0)
    missing edge: operation 0 of stream 0 -> operation 0 of stream 1: s1.wait_stream(&s0) by the allocator: report it"
@@ -103,7 +103,7 @@ fn a_use_never_recorded() -> (String, String) {
     let load = line!() + 1;
     sim.launch(s.native(), Launch::new("load").writes(new.address(), 4096)).unwrap();
     let expected = format!(
-        "1 ordering violation in 2 accesses, the program's
+        "1 ordering violation in 2 accesses, caused by the program
 1. P2, the program's fault: `load` writes allocation 1 (4.00 KiB), bytes of \"old\" that `train` may still read, not recorded
    where: tests/arrays/verdicts.rs:{load} (operation 0 of stream 0) against tests/arrays/verdicts.rs:{train} (operation 0 of stream 1)
    missing edge: operation 0 of stream 1 -> the free of \"old\": old.record_use(&s1) before that"
@@ -121,7 +121,7 @@ fn a_use_after_the_free() -> (String, String) {
     let late = line!() + 1;
     sim.launch(&s.native().clone(), Launch::new("late").reads(addr, 1024).tag(id)).unwrap();
     let expected = format!(
-        "1 ordering violation in 1 access, the program's
+        "1 ordering violation in 1 access, caused by the program
 1. P3, the program's fault: `late` reads allocation 0 (1.00 KiB) after its free
    where: tests/arrays/verdicts.rs:{late} (operation 0 of stream 0); freed at tests/arrays/verdicts.rs:{free}
    mend: free it after the last use was queued, or keep it alive until then"
@@ -143,7 +143,7 @@ fn a_cpu_that_looks_too_early() -> (String, String) {
     sim.host_reads(pinned.addr(), 512).unwrap();
     let text = verdict(&sim);
     let expected = format!(
-        "1 ordering violation in 4 accesses, the program's
+        "1 ordering violation in 4 accesses, caused by the program
 1. Race, the program's fault: the CPU reads 512 B and `copy to pinned memory` writes it, in no order
    where: tests/arrays/verdicts.rs:{look} (the host) against tests/arrays/verdicts.rs:{copy} (operation 1 of stream 0)
    missing edge: operation 1 of stream 0 -> the host: sim.synchronize_stream(&s0)? first"
@@ -173,7 +173,7 @@ fn a_replayed_program() -> (String, String) {
     let program: Program = PROGRAM.parse().expect("a program");
     let sim = Sim::new(GIB).schedule(Schedule::Latest);
     let outcome = replay_program(&program, sim, Config::default(), 0).expect("it runs");
-    let expected = "1 ordering violation in 2 accesses, the program's
+    let expected = "1 ordering violation in 2 accesses, caused by the program
 1. Race, the program's fault: `write pattern` writes \"b7\" (4.00 KiB) and `write pattern` writes it, in no order
    where: step 4 (operation 0 of stream 1) against step 3 (operation 0 of stream 0)
    missing edge: operation 0 of stream 0 -> operation 0 of stream 1: s1.wait_stream(&s0) in between";
@@ -244,7 +244,9 @@ fn many_violations_are_counted() {
     }
     let text = verdict(&sim);
     assert!(
-        text.starts_with("100 ordering violations in 200 accesses, none of them the allocator's\n1. Race"),
+        text.starts_with(
+            "100 ordering violations in 200 accesses, none of them caused by the allocator\n1. Race"
+        ),
         "{text}"
     );
     assert!(text.ends_with("\nand 92 more violations"), "{text}");

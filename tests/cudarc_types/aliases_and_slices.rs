@@ -283,9 +283,9 @@ pub(super) fn check_capture_intact(on: &CudaStream) {
 #[test]
 fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
     let Some(rig) = rig() else { return };
-    for lent in [false, true] {
+    for ours in [false, true] {
         let gpu = rig.allocator_for(1);
-        let home = if lent {
+        let home = if ours {
             gpu.stream().expect("a stream")
         } else {
             let made = rig.ctx.new_stream().expect("another owner's stream");
@@ -303,7 +303,7 @@ fn a_pooled_slices_end_leaves_a_capture_on_its_stream_alone() {
     rig.check_clean();
 }
 
-/// A slice that is asked for on a stream that captures is refused, and the capture goes on.
+/// A slice that is requested on a stream that captures is refused, and the capture goes on.
 #[test]
 fn a_pooled_slice_is_not_made_on_a_stream_that_captures() {
     let Some(rig) = rig() else { return };

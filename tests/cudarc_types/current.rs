@@ -29,7 +29,7 @@ fn make_current(context: Option<CUcontext>) {
     unsafe { ctx::set_current(context.unwrap_or(std::ptr::null_mut())) }.expect("set");
 }
 
-/// How often the stand-in was asked to give a context back.
+/// How often the stand-in was called to give a context back.
 fn released(fake: Option<&Fake>) -> u64 {
     fake.map_or(0, |f| f.calls("cuDevicePrimaryCtxRelease_v2"))
 }
@@ -106,7 +106,7 @@ fn a_stream_that_is_not_adopted_leaves_what_was_current() {
 }
 
 /// An array of no bytes answers device 0's default stream, for which cudarc makes the context current. It is kept for the rest of the process, which
-/// is why the rig is not asked whether it is clean.
+/// is why the rig is not checked.
 #[test]
 fn the_stream_of_no_bytes_leaves_what_was_current() {
     let Some(rig) = rig() else { return };

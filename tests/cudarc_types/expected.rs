@@ -107,7 +107,7 @@ fn what_was_borrowed_at_home_is_over_behind_a_refusal_and_a_synchronise() {
                 if wrote {
                     theirs.memset_zeros(&mut x).expect("queued");
                 } else {
-                    x.fill_bytes(0, &own).expect("queued, and nothing is lent");
+                    x.fill_bytes(0, &own).expect("queued, and nothing is borrowed");
                     assert_eq!(read(&theirs, &x), vec![0; WORDS]);
                 }
                 x

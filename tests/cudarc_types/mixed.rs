@@ -111,7 +111,7 @@ impl Program {
     fn make(&self, fake: &Fake, step: &Step, world: &mut World, unsettled: &mut bool) {
         let call = self.call(step, world);
         if *unsettled && !world.captures() {
-            world.settle();
+            world.renew_all();
             *unsettled = false;
         }
         // What begins or ends a capture is the program's own, and a world that has no driver at hand cannot call a fault off.
@@ -139,7 +139,7 @@ impl Program {
         world.make(Call::Graph);
         world.forget_errors();
         if unsettled {
-            world.settle();
+            world.renew_all();
         }
         world.end();
     }

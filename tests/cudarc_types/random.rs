@@ -360,7 +360,7 @@ pub(super) const MAY_FAIL: [&str; 20] = [
     "cuLaunchKernel",
 ];
 
-/// What may fail in calls on a pooled slice: what the stream is asked, and the work itself. How cudarc orders it is cudarc's: it goes on
+/// What may fail in calls on a pooled slice: the queries of the stream, and the work itself. How cudarc orders it is cudarc's: it goes on
 /// where that fails.
 pub(super) const MAY_FAIL_OF_POOLS: [&str; 5] = [
     "cuMemcpyDtoDAsync_v2",

@@ -85,8 +85,8 @@ fn readers_at_once_of_a_pooled_slice_are_waited_for() {
         let streams = [Unknown, Ours, Adopted].map(|origin| test_stream(&rig, &gpu, origin));
         let mut all = [(); 3].map(|()| gpu.uninit::<u32>(WORDS, &home).expect("room"));
         {
-            let lent = streams.each_ref().map(|test_stream| slice.device_ptr(&test_stream.theirs));
-            for ((test_stream, (from, _)), to) in streams.iter().zip(&lent).zip(&mut all) {
+            let borrows = streams.each_ref().map(|test_stream| slice.device_ptr(&test_stream.theirs));
+            for ((test_stream, (from, _)), to) in streams.iter().zip(&borrows).zip(&mut all) {
                 let (to, _end) = to.device_ptr_mut(&test_stream.theirs);
                 #[allow(unsafe_code, reason = "what a call of cudarc's does")]
                 // SAFETY: so many elements at both addresses, which are borrowed on this stream.

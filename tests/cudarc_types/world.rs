@@ -600,7 +600,7 @@ impl<'a> World<'a> {
 
     /// All anew, where nothing captures: what could not be marked is open until then. What there was is looked at before, as far as that is
     /// allowed.
-    pub fn settle(&mut self) {
+    pub fn renew_all(&mut self) {
         for x in 0..ARRAYS {
             let _ = self.attempt(Call::Read { x, on: 0 });
             self.forget_errors();

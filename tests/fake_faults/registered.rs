@@ -82,7 +82,7 @@ fn a_refused_registration_is_an_ordinary_allocation() {
     }
 }
 
-/// A device whose address for registered memory is not the CPU's does not register; nor does one that cannot be asked.
+/// A device whose address for registered memory is not the CPU's does not register; nor does one that cannot be queried.
 #[test]
 fn a_device_that_cannot_register_is_not_asked_to() {
     const SAME_ADDRESS: u32 = 91;
@@ -105,7 +105,7 @@ fn a_device_that_cannot_register_is_not_asked_to() {
         drop(cuda.pin(LARGE, HostKind::Cached).expect("pinned"));
         assert_eq!(pinned(&fake), (0, 1), "it is not known");
         drop(cuda.pin(LARGE, HostKind::Cached).expect("pinned"));
-        assert_eq!(pinned(&fake), (1, 1), "the next time it is asked again");
+        assert_eq!(pinned(&fake), (1, 1), "the next time it is queried again");
     }
     assert_eq!((fake.verdict(), fake.leaks()), (None, None));
 }

@@ -1,4 +1,4 @@
-//! The soak as a command: every program, for as many rounds as are asked for, spread over the machine's cores, and a line for each.
+//! The soak as a command: every program, for as many rounds as are requested, spread over the machine's cores, and a line for each.
 //!
 //! `MILLPOND_SOAK_ROUNDS=1000000 cargo test --release --test soak -- --ignored --exact command::every_program --nocapture`; the
 //! executable takes the same words behind its name, on a machine that has no Rust and no sources either. `MILLPOND_SOAK_ONLY=random,t12`

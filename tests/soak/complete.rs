@@ -281,7 +281,7 @@ const BY_SHAPE: &[(&str, &str)] = &[
 const NO_LOOP: &[(&str, &str)] = &[
     (
         "C4",
-        "where the CUDA backend takes memory from: its test runs on the stand-in driver. What the allocator does otherwise where frees wait for nothing, rung 7 of its ladder, random programs do (`some_programs_have_little_memory`)",
+        "where the CUDA backend takes memory from: its test runs on the stand-in driver. What the allocator does otherwise where frees wait for nothing, the trim rung of its ladder, random programs do (`some_programs_have_little_memory`)",
     ),
     ("T15", "its test reads the sources: no stream is kept where no call named it"),
     ("G4", "its test reads the sources: a thread keeps nothing that an order depends on"),

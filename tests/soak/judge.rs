@@ -23,7 +23,7 @@ pub fn plants_bugs() -> bool {
     cfg!(millpond_mutants) && std::env::var_os("MILLPOND_NOTHING_PLANTED").is_none()
 }
 
-/// Rounds of a run: 4,000, or what was asked for; 10,000 where bugs are planted, which have to show. The first thousand are compared then, as of 10,000 ([`first_tenth`]).
+/// Rounds of a run: 4,000, or what was requested; 10,000 where bugs are planted, which have to show. The first thousand are compared then, as of 10,000 ([`first_tenth`]).
 pub fn rounds() -> u64 {
     let rounds = rounds_requested().unwrap_or(if plants_bugs() { 10_000 } else { 4_000 });
     assert!(rounds >= 10 * PERIOD, "a tenth of the rounds holds a period: ask for at least {}", 10 * PERIOD);

@@ -128,7 +128,7 @@ fn exact() -> Config {
     Config::default().growth(Growth::Exact)
 }
 
-/// As a pool that shares nothing: exactly what is asked from the device, nothing shared between streams.
+/// As a pool that shares nothing: exactly what is requested from the device, nothing shared between streams.
 fn parity() -> Config {
     exact().reuse(Reuse::Never)
 }
@@ -330,7 +330,7 @@ fn t07_bytes_used_and_acquired_by_scope(b: &Bench) -> Steady {
             }
         });
         let row = &profile.rows()[1];
-        assert_eq!((row.name.as_str(), row.used, row.occurrences), ("layer", 10 * MIB, 10));
+        assert_eq!((row.name.as_str(), row.allocated, row.occurrences), ("layer", 10 * MIB, 10));
     })
 }
 

@@ -89,7 +89,7 @@ impl Kind {
         if self == Kind::ComeAndGo {
             config = config.sink(Arc::new(Listens));
         }
-        // Growth by what is asked for has each request miss, and a miss drains: then it is not the frees that do.
+        // Growth by exactly what is requested has each request miss, and a miss drains: then it is not the frees that do.
         if draw.one_in(4) && self != Kind::Stay { config.growth(Growth::Exact) } else { config }
     }
 }
@@ -204,7 +204,7 @@ impl Phase {
         }
     }
 
-    /// Few at a time, and long enough that what a burst left is given back: the pool is asked once in eight markers for each event that it keeps,
+    /// Few at a time, and long enough that what a burst left is given back: the pool is checked once in eight markers for each event that it keeps,
     /// remembers the most of the time before, and then falls by a quarter at a time.
     pub fn quiet(draw: &mut Draw) -> Phase {
         Phase {

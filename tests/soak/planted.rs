@@ -44,7 +44,7 @@ fn grew(bug: Option<Bug>, soaked: &dyn Fn() -> Result<(), String>) -> Option<Str
     Some(first.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// The first random program that finds a bug, and that right code passes: what leaps once without a leak is not asked for a longer run here. With
+/// The first random program that finds a bug, and that right code passes: what leaps once without a leak gets no longer run here. With
 /// `MILLPOND_SEARCH_BY_TABLE` it is looked for from the one on that docs/mutants.md names, as small programs are (tests/mutants.rs).
 fn seed_of(bug: Bug, design: &str) -> Result<u64, String> {
     let try_seed = if bug == Bug::LeakUnordered { unqueried::try_seed } else { try_seed };

@@ -213,7 +213,7 @@ fn with_little_memory(seed: u64, mut drawn: Drawn, mut config: Config) -> (Drawn
 }
 
 /// Options: the allocator has little memory, so that the programs come to the end of it, and a request that is refused climbs the whole ladder;
-/// the driver's frees wait for nothing, so that a request gives idle memory back (rung 7).
+/// the driver's frees wait for nothing, so that a request gives idle memory back (the trim rung).
 const SHORT: &str = "short";
 const FREES_WAIT_FOR_NOTHING: &str = "frees wait for nothing";
 

@@ -9,7 +9,7 @@
 //! Programs that end with
 //! each round ([`Run::whole`]) have thirds in place of tenths, and those that take long fewer rounds (`whole` says which).
 //!
-//! Three more things are asked: no call to the driver becomes more frequent; each kind of call that the allocator makes for
+//! Three more things are checked: no call to the driver becomes more frequent; each kind of call that the allocator makes for
 //! its own sake is at most [`CALLS_AN_OPERATION`] an operation, over the whole run; at the end nothing is left, on the device
 //! or on the host.
 
@@ -162,7 +162,7 @@ impl Run {
     pub fn rounds(&self) -> u64 {
         self.rounds
     }
-    /// Of so many rounds, whatever was asked for.
+    /// Of so many rounds, whatever was requested.
     pub fn of_rounds(self, rounds: u64) -> Run {
         Run { rounds, ..self }
     }

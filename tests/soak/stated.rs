@@ -16,7 +16,7 @@ const FEW_RANGES: u64 = 32;
 /// Markers that are looked at in any case (`registry/completion.rs`), and events that are kept in any case (`events.rs`).
 const BURST: u64 = 256;
 const LEAST: u64 = 64;
-/// Markers that are retired for each event kept until the pool is asked whether it needs them all.
+/// Markers that are retired for each event kept until it is checked whether the pool needs them all.
 const EVENTS_PAID: u64 = 8;
 /// Markers of a timeline that is thinned, and closed streams whose end is not known where no queries are made (`registry/completion.rs`).
 const THINNED: u64 = 32;
@@ -156,7 +156,7 @@ pub struct Stated {
     peak: [u64; 2],
     tokens: [u64; 2],
     fitted: u64,
-    /// The most events in use by what is pending, before the pool was last asked and since, and the most there were when it was asked.
+    /// The most events in use by what is pending, before the last check and since, and the most there were at the check.
     in_use: [u64; 2],
     alive: u64,
     /// Readers, and streams that were closed.
@@ -236,11 +236,11 @@ impl Stated {
         self.tokens[1] = self.tokens[1].max(tokens);
         let peak = self.peak[0].max(self.peak[1]).next_power_of_two();
         let most = self.events.max(peak) + self.tokens[0].max(self.tokens[1]);
-        // One is created where the pool is empty: then all are in use. What rests is given back when the pool is asked.
+        // One is created where the pool is empty: then all are in use. What rests is given back at the check.
         self.in_use[1] = self.in_use[1].max(markers + kept + has.events);
         let in_use = self.in_use[0].max(self.in_use[1]);
         let alive = self.alive.max(in_use);
-        // The pool is asked at a look, and when eight markers have been retired for each event that it keeps.
+        // The pool is checked at a look, and when eight markers have been retired for each event that it keeps.
         if made.markers - self.fitted >= EVENTS_PAID * most + markers {
             self.fitted = made.markers;
             self.tokens = [self.tokens[1], tokens];
@@ -284,7 +284,7 @@ impl Stated {
         self.kept[0].0 + self.kept.iter().skip(1).map(|k| k.1).sum::<u64>()
     }
 
-    /// Ranges in flight of each pool: a few of each other stream's were freed since it was asked, and no more than that. And what all pools have
+    /// Ranges in flight of each pool: a few of each other stream's were freed since it was checked, and no more than that. And what all pools have
     /// of uses of these, places for uses, and references that are counted in advance.
     pub fn judge_pools(
         &mut self,

@@ -60,7 +60,7 @@ const FIRST: u32 = HEADS - 1;
 const WORDS: usize = HEADS as usize / 64;
 const _: () = assert!(BINS < HALF as usize, "one past the last bin of a kind is a bin of that kind too");
 
-/// Chunks looked at in one bin before the search settles for the tightest so far. On recorded traces a walk takes 0.2
+/// Chunks looked at in one bin before the search takes the tightest so far. On recorded traces a walk takes 0.2
 /// to 1.9 steps in the own bin and 0.5 to 3.9 in the next one.
 pub(super) const WALK: u32 = 16;
 /// Chunks looked at by the sweep before a take is called a miss: microseconds, where growth costs hundreds.

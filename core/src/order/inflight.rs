@@ -39,14 +39,14 @@ struct Filed {
 }
 
 /// Where a range in flight stands among the others: its length and its chunk.
-pub type Place = (Granules, u32);
+pub type InFlightKey = (Granules, u32);
 
 /// The ranges in flight of one pool.
 #[derive(Default, Debug)]
 pub struct InFlight {
     entries: HashMap<u32, Filed>,
     waiting: BTreeMap<TimelineId, BTreeMap<Epoch, Vec<u32>>>,
-    by_len: BTreeSet<Place>,
+    by_len: BTreeSet<InFlightKey>,
     /// The limit: twice as many ranges as the last drain left.
     crowd: usize,
 }
@@ -68,7 +68,7 @@ impl InFlight {
         self.entries.is_empty()
     }
     /// Ranges behind this place, in the order of their places: for walking all of them in pieces.
-    pub fn behind(&self, place: Option<Place>) -> impl Iterator<Item = (Place, &Entry)> {
+    pub fn behind(&self, place: Option<InFlightKey>) -> impl Iterator<Item = (InFlightKey, &Entry)> {
         let from = place.map_or(Bound::Unbounded, Bound::Excluded);
         self.by_len.range((from, Bound::Unbounded)).map(|&place| (place, &self.entries[&place.1].entry))
     }

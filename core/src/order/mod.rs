@@ -23,7 +23,7 @@ mod tests;
 
 pub use clock::Clock;
 pub use edges::Edges;
-pub use inflight::{Entry, InFlight, Place};
+pub use inflight::{Entry, InFlight, InFlightKey};
 pub use marker_log::{Marker, MarkerLog};
 pub use uses::{Access, Operation, Streams, Use, UseKind, Uses};
 

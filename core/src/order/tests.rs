@@ -257,7 +257,7 @@ fn declared_uses_of_streams_that_come_and_go_are_as_many_as_are_pending() {
         // One that ends at this look may be known to be over at the next one.
         assert!(uses.len() <= 20, "{} uses of which 12 are pending or alive", uses.len());
     }
-    assert!(asked <= 4 * 10_000, "{asked} streams were asked about, of 10,000 that were declared");
+    assert!(asked <= 4 * 10_000, "{asked} streams were queried, of 10,000 that were declared");
 }
 
 /// Whatever the number of users: declaring one again or anew, sealing, and freeing each look at a few uses, and never at all of them for each.

@@ -4,7 +4,7 @@
 
 use super::handle::{Handle, MOST_FORMER};
 use super::window::Window;
-use super::{HandleId, HandleState, Physical, Place, SlotState, Totals};
+use super::{HandleId, HandleState, Physical, SlotState, Totals, WindowPosition};
 use crate::units::SegmentId;
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ impl<H: Clone> Physical<H> {
         ] {
             law!(B1, kept == counted, "{name}: the total is {kept} units, the handles have {counted}");
         }
-        let queued: BTreeSet<Place> = self.draining.iter().copied().collect();
+        let queued: BTreeSet<WindowPosition> = self.draining.iter().copied().collect();
         law!(B6, queued.len() == self.draining.len(), "the queue has a slot twice: {:?}", self.draining);
         law!(B6, queued == draining, "the queue has {queued:?}, but {draining:?} are draining");
         self.check_addresses();
@@ -72,13 +72,13 @@ impl<H: Clone> Physical<H> {
         id: SegmentId,
         window: &Window,
         count: &mut Totals,
-        draining: &mut BTreeSet<Place>,
+        draining: &mut BTreeSet<WindowPosition>,
     ) {
         let mut end = 0;
         for (&at, slot) in &window.slots {
             law!(B2, at >= end, "the slot at {at} of segment {} overlaps the one below it", id.0);
             end = at.saturating_add(slot.units);
-            let place = Place { segment: id, unit: at };
+            let place = WindowPosition { segment: id, unit: at };
             let Some(handle) = self.handles.get(slot.handle) else {
                 super::broken("B2", format_args!("{place:?} has {:?}, which does not exist", slot.handle))
             };
@@ -139,7 +139,7 @@ impl<H: Clone> Physical<H> {
             let is = slot.is_some_and(|slot| slot.handle == id);
             law!(B2, is, "{id:?} has a mapping at {place:?}, but that slot is {slot:?}");
         }
-        let distinct: BTreeSet<Place> = handle.former.iter().copied().collect();
+        let distinct: BTreeSet<WindowPosition> = handle.former.iter().copied().collect();
         let former = distinct.len() == handle.former.len() && distinct.len() <= MOST_FORMER;
         law!(B2, former, "{id:?} was at {:?}", handle.former);
         let placed = match handle.state {

@@ -11,7 +11,7 @@
     reason = "the operation that ends the work consumes the value that represents it"
 )]
 
-use super::{HandleId, LeavingSlot, Physical, Place, SlotState, Unavailable};
+use super::{HandleId, LeavingSlot, Physical, SlotState, Unavailable, WindowPosition};
 use crate::laws;
 use crate::order::PendingSet;
 use crate::units::{Addr, Granules};
@@ -40,15 +40,15 @@ pub(super) struct Handle<H> {
     pub(super) units: u32,
     pub(super) state: HandleState,
     /// Its place: the slot that is Here.
-    pub(super) at: Option<Place>,
+    pub(super) at: Option<WindowPosition>,
     /// The slot that is Arriving.
-    pub(super) arriving: Option<Place>,
+    pub(super) arriving: Option<WindowPosition>,
     /// Its former places: the slots that are Draining or Leaving.
-    pub(super) former: SmallVec<[Place; 1]>,
+    pub(super) former: SmallVec<[WindowPosition; 1]>,
     /// The number of holds.
     pub(super) holds: u32,
     /// Its place when it was first held (B11).
-    pub(super) held_at: Option<Place>,
+    pub(super) held_at: Option<WindowPosition>,
     /// The count at which it was first found wholly free.
     pub(super) free_since: Option<u64>,
 }
@@ -68,9 +68,9 @@ pub struct HandleView {
     /// The state.
     pub state: HandleState,
     /// Its place.
-    pub at: Option<Place>,
+    pub at: Option<WindowPosition>,
     /// The place that it is being mapped at.
-    pub arriving: Option<Place>,
+    pub arriving: Option<WindowPosition>,
     /// The number of its former places, which are still mapped.
     pub former: usize,
     /// The number of its holds.
@@ -262,7 +262,7 @@ impl<H: Clone> Physical<H> {
     /// # Panics
     /// B10, when the handle is not Busy; B2, when it has an Arriving slot or [`MOST_FORMER`] former places, or `place` is no hole of its length in a window;
     /// B8, when that window is closed.
-    pub fn start_map(&mut self, busy: &BusyHandle, place: Place) -> Addr {
+    pub fn start_map(&mut self, busy: &BusyHandle, place: WindowPosition) -> Addr {
         let handle = self.handles.busy_mut(busy, "start_map");
         law!(
             B2,
@@ -306,7 +306,7 @@ impl<H: Clone> Physical<H> {
     }
 
     /// The Arriving slot is the handle's place; returns the former place.
-    fn finish_map(&mut self, busy: &BusyHandle, operation: &str) -> Option<Place> {
+    fn finish_map(&mut self, busy: &BusyHandle, operation: &str) -> Option<WindowPosition> {
         let arriving = self.is_arriving(busy);
         let handle = self.handles.busy_mut(busy, operation);
         law!(B2, arriving, "{operation}: {:?} has no Arriving slot", busy.id);
@@ -453,14 +453,14 @@ impl<H: Clone> Physical<H> {
     }
 
     /// B2: the handle's Arriving slot.
-    fn arriving(&self, busy: &BusyHandle, operation: &str) -> Place {
+    fn arriving(&self, busy: &BusyHandle, operation: &str) -> WindowPosition {
         match self.handles.busy(busy, operation).arriving {
             Some(place) => place,
             None => super::broken("B2", format_args!("{operation}: {:?} has no Arriving slot", busy.id)),
         }
     }
 
-    fn set_slot(&mut self, place: Place, state: SlotState) {
+    fn set_slot(&mut self, place: WindowPosition, state: SlotState) {
         match self.windows.slot_mut(place) {
             Some(slot) => slot.state = state,
             None => super::broken("B2", format_args!("{place:?} becomes {state:?} but is no slot")),

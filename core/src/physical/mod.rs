@@ -119,7 +119,7 @@ pub struct HandleId(pub u64);
 
 /// The place of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Place {
+pub struct WindowPosition {
     /// The window.
     pub segment: SegmentId,
     /// The offset in units of the first address.
@@ -155,7 +155,7 @@ pub struct Physical<H> {
     windows: Windows,
     arenas: Arenas,
     /// The draining slots, the least recently checked first.
-    draining: VecDeque<Place>,
+    draining: VecDeque<WindowPosition>,
     totals: Totals,
 }
 

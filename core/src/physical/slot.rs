@@ -11,7 +11,7 @@
     reason = "the operation that ends the work consumes the value that represents it"
 )]
 
-use super::{HandleId, HandleState, Physical, Place};
+use super::{HandleId, HandleState, Physical, WindowPosition};
 use crate::order::PendingSet;
 use crate::units::{Addr, Granules};
 
@@ -54,14 +54,14 @@ pub struct SlotView<'a> {
 #[must_use = "no other thread can unmap it until `unmapped` or `drain`"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct LeavingSlot {
-    pub(super) place: Place,
+    pub(super) place: WindowPosition,
     pub(super) addr: Addr,
     pub(super) bytes: u64,
 }
 
 impl LeavingSlot {
     /// The place.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> WindowPosition {
         self.place
     }
     /// The first address.
@@ -97,10 +97,10 @@ impl<H: Clone> Physical<H> {
         leaving
     }
 
-    pub(super) fn leaving(&self, place: Place, units: u32) -> LeavingSlot {
+    pub(super) fn leaving(&self, place: WindowPosition, units: u32) -> LeavingSlot {
         LeavingSlot { place, addr: self.addr_of(place), bytes: u64::from(units) * self.unit.bytes() }
     }
-    pub(super) fn addr_of(&self, place: Place) -> Addr {
+    pub(super) fn addr_of(&self, place: WindowPosition) -> Addr {
         match self.windows.addr_of(place) {
             Some(addr) => addr,
             None => super::broken("B2", format_args!("{place:?} is in no window")),

@@ -22,8 +22,8 @@ fn memory() -> Physical<u32> {
 fn units(n: u32) -> Granules {
     Granules(n * UNIT.0)
 }
-fn at(unit: u32) -> Place {
-    Place { segment: S, unit }
+fn at(unit: u32) -> WindowPosition {
+    WindowPosition { segment: S, unit }
 }
 fn pending(epoch: u64) -> PendingSet {
     PendingSet::from_slice(&[Pending { on: TimelineId(1), epoch: Epoch(epoch) }])
@@ -101,7 +101,7 @@ fn a_closed_owners_windows_go_when_the_last_slot_has_gone() {
     assert_eq!(memory.retired().next(), None);
     assert!(holes(&memory).is_empty(), "the holes of a closed window are not filled");
     let busy = memory.begin(id).unwrap();
-    memory.start_map(&busy, Place { segment: SegmentId(8), unit: 0 });
+    memory.start_map(&busy, WindowPosition { segment: SegmentId(8), unit: 0 });
     let left = memory.moved(busy);
     assert_eq!(memory.retired().next(), None, "it has a slot");
     memory.unmapped(left);

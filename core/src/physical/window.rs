@@ -8,7 +8,7 @@
 //! This module knows only the number and the length of a handle.
 
 use super::slot::{Slot, SlotState, SlotView};
-use super::{AddrRange, HandleId, Owner, Physical, Place, WINDOW_BYTES};
+use super::{AddrRange, HandleId, Owner, Physical, WINDOW_BYTES, WindowPosition};
 use crate::units::{Addr, Granules, SegmentId};
 use core::ops::Bound;
 use std::collections::{BTreeMap, BTreeSet};
@@ -157,8 +157,8 @@ impl Windows {
     }
 
     /// Adds the slot of a handle that is about to be mapped.
-    pub(super) fn arrive(&mut self, place: Place, handle: HandleId, units: u32) {
-        let Place { segment, unit } = place;
+    pub(super) fn arrive(&mut self, place: WindowPosition, handle: HandleId, units: u32) {
+        let WindowPosition { segment, unit } = place;
         let Some(window) = self.all.get_mut(&segment) else {
             super::broken(
                 "B2",
@@ -179,7 +179,7 @@ impl Windows {
     }
 
     /// Removes a slot.
-    pub(super) fn vacate(&mut self, place: Place) -> Option<Slot> {
+    pub(super) fn vacate(&mut self, place: WindowPosition) -> Option<Slot> {
         let window = self.all.get_mut(&place.segment)?;
         let slot = window.slots.remove(&place.unit);
         if window.closed && window.slots.is_empty() {
@@ -188,13 +188,13 @@ impl Windows {
         slot
     }
 
-    pub(super) fn slot(&self, place: Place) -> Option<&Slot> {
+    pub(super) fn slot(&self, place: WindowPosition) -> Option<&Slot> {
         self.all.get(&place.segment)?.slots.get(&place.unit)
     }
-    pub(super) fn slot_mut(&mut self, place: Place) -> Option<&mut Slot> {
+    pub(super) fn slot_mut(&mut self, place: WindowPosition) -> Option<&mut Slot> {
         self.all.get_mut(&place.segment)?.slots.get_mut(&place.unit)
     }
-    pub(super) fn addr_of(&self, place: Place) -> Option<Addr> {
+    pub(super) fn addr_of(&self, place: WindowPosition) -> Option<Addr> {
         let window = self.all.get(&place.segment)?;
         Some(window.base.offset(Granules(place.unit * self.unit.0)))
     }

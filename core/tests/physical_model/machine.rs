@@ -8,7 +8,7 @@ use super::naive::{At, LONGEST, No, Records, STEP, Stage, What};
 use millpond_core::order::{Pending, PendingSet, TimelineId};
 use millpond_core::physical::{
     AddrRange, BusyHandle, HandleId, HandleState, Hold, LeavingSlot, MOST_FORMER, NoWindow, Owner, Physical,
-    Place, SlotState, UNIT, Unavailable, WINDOW_BYTES,
+    SlotState, UNIT, Unavailable, WINDOW_BYTES, WindowPosition,
 };
 use millpond_driver::units::{Addr, Epoch, Granules, MIB, SegmentId};
 use proptest::prelude::*;
@@ -355,10 +355,10 @@ fn reservation(arena: usize) -> AddrRange {
     let (base, units) = ARENAS[arena];
     AddrRange { base: addr(base), bytes: units * UNIT_BYTES }
 }
-fn place((window, unit): At) -> Place {
-    Place { segment: SegmentId(window), unit }
+fn place((window, unit): At) -> WindowPosition {
+    WindowPosition { segment: SegmentId(window), unit }
 }
-fn at(place: Place) -> At {
+fn at(place: WindowPosition) -> At {
     (place.segment.0, place.unit)
 }
 fn until(epoch: u64) -> PendingSet {

@@ -26,13 +26,13 @@ pub fn current_thread() -> ThreadId {
         static MINE: Cell<Option<ThreadId>> = const { Cell::new(None) };
     }
     #[cold]
-    fn deal() -> ThreadId {
+    fn assign() -> ThreadId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let dealt = NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).expect("64 bits last for ever");
-        MINE.set(Some(ThreadId(dealt)));
-        ThreadId(dealt)
+        let next = NonZeroU64::new(NEXT.fetch_add(1, Ordering::Relaxed)).expect("64 bits last for ever");
+        MINE.set(Some(ThreadId(next)));
+        ThreadId(next)
     }
-    MINE.get().unwrap_or_else(deal)
+    MINE.get().unwrap_or_else(assign)
 }
 
 /// A condition variable: waits until another thread changed what a [`Mutex`] protects.

@@ -106,7 +106,7 @@ impl World {
         World::arm_here(fault);
         let status = crate::inside(call);
         let struck = self.disarm_here(fault);
-        self.settle();
+        self.drop_freed();
         assert_eq!(waits(), before, "{words} makes a driver call that may wait: {WAITING:?}, {GIVING:?}");
         if status != Status::Ok || !struck.is_empty() {
             say!(self, "    // {status:?} {}{struck}", if struck.is_empty() { "" } else { "in a failing " });

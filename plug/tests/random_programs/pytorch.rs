@@ -218,7 +218,7 @@ impl World {
     }
 
     /// Drops from the list the blocks whose frees were carried out.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn drop_freed(&mut self) {
         if self.later.is_empty() || self.concurrent.is_some() {
             return;
         }
@@ -233,7 +233,7 @@ impl World {
     }
 
     /// Whether no free is put off, after all threads have ended.
-    pub(super) fn settled(&mut self) -> bool {
+    pub(super) fn all_frees_done(&mut self) -> bool {
         if self.concurrent.is_some() {
             // The program has freed all its blocks of PyTorch's allocators: as many frees are still put off as blocks are live there.
             let alive = |door: &usize| Stats::of(self.doors[*door].number).total("live");

@@ -665,7 +665,7 @@ impl World {
         if self.first && !driver::is_broken() {
             // This carries out what other threads have put off, too.
             self.torch_empty_cache(0);
-            assert!(self.settled(), "{:?} are put off for no reason", self.later);
+            assert!(self.all_frees_done(), "{:?} are put off for no reason", self.later);
         }
         for slot in 0..STREAMS {
             self.close(slot);

@@ -10,7 +10,7 @@ pub struct ImportError {
     /// The name of what was read.
     pub name: String,
     /// Where in it.
-    pub place: Place,
+    pub place: FilePosition,
     /// What is wrong there.
     pub reason: Reason,
 }
@@ -18,7 +18,7 @@ pub struct ImportError {
 /// A place in an imported file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Place {
+pub enum FilePosition {
     /// The file as a whole.
     Whole,
     /// A line and a column, both counted from 1; the column counts bytes, of a program's text characters.
@@ -156,12 +156,12 @@ impl fmt::Display for ImportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.name)?;
         match self.place {
-            Place::Whole => {}
-            Place::Line { line, column } => write!(f, "line {line}, column {column}: ")?,
-            Place::Entry { device, entry } => write!(f, "device {device}, entry {entry}: ")?,
+            FilePosition::Whole => {}
+            FilePosition::Line { line, column } => write!(f, "line {line}, column {column}: ")?,
+            FilePosition::Entry { device, entry } => write!(f, "device {device}, entry {entry}: ")?,
         }
         let since = match self.place {
-            Place::Entry { .. } => "entry",
+            FilePosition::Entry { .. } => "entry",
             _ => "line",
         };
         match &self.reason {

@@ -10,7 +10,7 @@ mod recorded;
 mod rmm;
 mod snapshot;
 
-pub use error::{ImportError, Place, Reason};
+pub use error::{FilePosition, ImportError, Reason};
 
 use flate2::read::MultiGzDecoder;
 use hashbrown::HashMap;
@@ -66,7 +66,7 @@ pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Trace, ImportErr
         Ok(file) => read(name, file, options),
         Err(e) => Err(ImportError {
             name: path.display().to_string(),
-            place: Place::Whole,
+            place: FilePosition::Whole,
             reason: Reason::Read(e.to_string()),
         }),
     }
@@ -77,7 +77,7 @@ pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Trace, ImportErr
 /// # Errors
 /// When they cannot be read, or are none of these; see [`ImportError`].
 pub fn read(name: &str, input: impl Read, options: Options) -> Result<Trace, ImportError> {
-    let whole = |reason| ImportError { name: name.to_owned(), place: Place::Whole, reason };
+    let whole = |reason| ImportError { name: name.to_owned(), place: FilePosition::Whole, reason };
     let mut plain = BufReader::with_capacity(1 << 16, input);
     let first = beginning(&mut plain).map_err(|e| whole(Reason::Read(e.to_string())))?;
     if first.starts_with(b"\x1f\x8b") {
@@ -108,7 +108,7 @@ fn decoded(
 ) -> Result<Trace, ImportError> {
     let unreadable = |e: std::io::Error| {
         let reason = if packed { Reason::Compressed(e.to_string()) } else { Reason::Read(e.to_string()) };
-        ImportError { name: name.to_owned(), place: Place::Whole, reason }
+        ImportError { name: name.to_owned(), place: FilePosition::Whole, reason }
     };
     let mut first = beginning(&mut input).map_err(unreadable)?;
     // Blanks do not show what follows; no real file begins with pages of them.
@@ -122,7 +122,7 @@ fn decoded(
     let sniffed: Vec<u8> = of_text(&first).trim_ascii_start().iter().copied().take(SNIFFED).collect();
     match sniffed.as_slice() {
         [] if first.is_empty() => {
-            Err(ImportError { name: name.to_owned(), place: Place::Whole, reason: Reason::Empty })
+            Err(ImportError { name: name.to_owned(), place: FilePosition::Whole, reason: Reason::Empty })
         }
         b if b.starts_with(recorded::BEGINNING) => {
             recorded::read(name, of_text(&first).chain(input), options.device, packed).map(Trace::Log)
@@ -147,21 +147,25 @@ fn decoded(
 fn program(name: &str, bytes: &[u8]) -> Result<Program, ImportError> {
     let error = |place, reason| ImportError { name: name.to_owned(), place, reason };
     if bytes.len() as u64 > PROGRAM_MOST {
-        return Err(error(Place::Whole, Reason::TooMany { what: "bytes of a program", most: PROGRAM_MOST }));
+        return Err(error(
+            FilePosition::Whole,
+            Reason::TooMany { what: "bytes of a program", most: PROGRAM_MOST },
+        ));
     }
     let mut program = if bytes.starts_with(&MAGIC) {
-        let program = Program::from_binary(bytes).map_err(|e| error(Place::Whole, Reason::Binary(e)))?;
-        program.check().map_err(|f| error(Place::Whole, Reason::Fault(f)))?;
+        let program =
+            Program::from_binary(bytes).map_err(|e| error(FilePosition::Whole, Reason::Binary(e)))?;
+        program.check().map_err(|f| error(FilePosition::Whole, Reason::Fault(f)))?;
         program
     } else {
         let text = core::str::from_utf8(bytes).map_err(|e| {
             let before = &bytes[..e.valid_up_to()];
             let line = before.split(|b| *b == b'\n').count() as u64;
             let column = 1 + before.iter().rev().take_while(|b| **b != b'\n').count() as u64;
-            error(Place::Line { line, column }, Reason::NotText)
+            error(FilePosition::Line { line, column }, Reason::NotText)
         })?;
         Program::from_text_checked(text).map_err(|e| {
-            error(Place::Line { line: e.line.into(), column: e.column.into() }, Reason::Text(e))
+            error(FilePosition::Line { line: e.line.into(), column: e.column.into() }, Reason::Text(e))
         })?
     };
     if program.name.is_empty() {

@@ -5,7 +5,7 @@
 //! itself. The event's number stands for the time. A recording is a window: a free of an allocation from before it is skipped and counted.
 
 use super::rmm::{Block, Lines};
-use super::{ImportError, Names, Place, Reason, Recorded, choose};
+use super::{FilePosition, ImportError, Names, Reason, Recorded, choose};
 use hashbrown::HashMap;
 use millpond_trace::{BlockNo, Call, Log};
 use serde::Deserialize;
@@ -93,13 +93,13 @@ pub(super) fn read(
         let event: Line = serde_json::from_slice(line).map_err(|e| {
             let words = e.to_string();
             let words = words.split(" at line ").next().unwrap_or_default();
-            error(Place::Line { line: at, column: e.column() as u64 }, Reason::Event(words.to_owned()))
+            error(FilePosition::Line { line: at, column: e.column() as u64 }, Reason::Event(words.to_owned()))
         })?;
         if !matches!(event.hook.as_str(), "malloc" | "free") {
             continue;
         }
         let of = recordings.entry(event.device_id).or_insert_with(|| Recording::new(name));
-        of.line(&event, at).map_err(|reason| error(Place::Line { line: at, column: 1 }, reason))?;
+        of.line(&event, at).map_err(|reason| error(FilePosition::Line { line: at, column: 1 }, reason))?;
     }
     let of_each = |(&device, r): (&usize, &Recording)| Recorded {
         device,
@@ -107,7 +107,7 @@ pub(super) fn read(
         allocates: r.next > 0,
     };
     let recorded: Vec<Recorded> = recordings.iter().map(of_each).collect();
-    let device = choose(&recorded, device).map_err(|reason| error(Place::Whole, reason))?;
+    let device = choose(&recorded, device).map_err(|reason| error(FilePosition::Whole, reason))?;
     let mut chosen = recordings.remove(&device).expect("a device that was recorded");
     chosen.names.finish(&mut chosen.log);
     Ok(chosen.log)

@@ -8,7 +8,7 @@
 //!   second allocation of one that is, and a free with another size are errors: replaying such a log would prove nothing.
 //!   A size of 0 in a free says nothing.
 
-use super::{ImportError, Names, Place, Reason};
+use super::{FilePosition, ImportError, Names, Reason};
 use hashbrown::HashMap;
 use millpond_trace::{BlockNo, Call, Log};
 use std::io::{BufRead, Read};
@@ -66,10 +66,10 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// Where an error is that was found at this byte of the last line, or instead of it: a file that cannot be read has none.
-    pub(super) fn place(&self, byte: usize, reason: &Reason) -> Place {
+    pub(super) fn place(&self, byte: usize, reason: &Reason) -> FilePosition {
         match reason {
-            Reason::Read(_) | Reason::Compressed(_) | Reason::Empty => Place::Whole,
-            _ => Place::Line { line: self.line, column: byte as u64 + 1 },
+            Reason::Read(_) | Reason::Compressed(_) | Reason::Empty => FilePosition::Whole,
+            _ => FilePosition::Line { line: self.line, column: byte as u64 + 1 },
         }
     }
 

@@ -6,7 +6,7 @@
 //! comes after the block's cross-stream uses, counts only where no request was seen. Segments and all else are passed over.
 //! The trace is a window: a free of an address that was allocated before it is skipped and counted, not an error.
 
-use super::{ImportError, Names, Place, Reason, Recorded, choose};
+use super::{FilePosition, ImportError, Names, Reason, Recorded, choose};
 use hashbrown::{HashMap, HashSet};
 use millpond_trace::{BlockNo, Call, Log};
 use serde::Deserialize;
@@ -49,10 +49,10 @@ pub(super) fn read(
 ) -> Result<Log, ImportError> {
     let error = |place, reason| ImportError { name: name.to_owned(), place, reason };
     let traces = parse(&mut input).map_err(|e| {
-        let place = Place::Line { line: e.line() as u64, column: e.column() as u64 };
+        let place = FilePosition::Line { line: e.line() as u64, column: e.column() as u64 };
         if e.is_io() {
             let words = e.to_string();
-            error(Place::Whole, if packed { Reason::Compressed(words) } else { Reason::Read(words) })
+            error(FilePosition::Whole, if packed { Reason::Compressed(words) } else { Reason::Read(words) })
         } else {
             // The message names the place once.
             let words = e.to_string();
@@ -61,8 +61,9 @@ pub(super) fn read(
         }
     })?;
     let recorded: Vec<Recorded> = traces.iter().enumerate().map(of_each).collect();
-    let device = choose(&recorded, device).map_err(|reason| error(Place::Whole, reason))?;
-    log_of(name, &traces[device]).map_err(|(entry, reason)| error(Place::Entry { device, entry }, reason))
+    let device = choose(&recorded, device).map_err(|reason| error(FilePosition::Whole, reason))?;
+    log_of(name, &traces[device])
+        .map_err(|(entry, reason)| error(FilePosition::Entry { device, entry }, reason))
 }
 
 /// An object with the traces, or the list of traces alone.

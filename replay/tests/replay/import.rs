@@ -5,7 +5,7 @@ use flate2::{Compression, write::GzEncoder};
 use millpond::trace::{Action, BlockNo, Log, Op, Program, Ring, StreamNo};
 use millpond::units::{DeviceId, GIB};
 use millpond::{Allocator, Config, Trim};
-use millpond_replay::import::{ImportError, Options, Place, Reason, Trace, open, read};
+use millpond_replay::import::{FilePosition, ImportError, Options, Reason, Trace, open, read};
 use millpond_replay::{Workload, programs, replay, replay_log};
 use millpond_sim::Sim;
 use proptest::prelude::*;
@@ -311,7 +311,7 @@ fn bad_logs_name_line_column_and_reason() {
         "#
     );
     let e = refused(format!("{HEADER}0,1,allocate,16,512,0\n0,2,free,17,512,0\n"));
-    assert_eq!(e.place, Place::Line { line: 3, column: 10 });
+    assert_eq!(e.place, FilePosition::Line { line: 3, column: 10 });
     assert_eq!(e.reason, Reason::NotAlive { pointer: 17 });
 }
 
@@ -319,7 +319,7 @@ fn bad_logs_name_line_column_and_reason() {
 fn too_many_streams_are_an_error() {
     let e = refused(lines(70_000, |k| format!("0,1,allocate,{k},8,{}", k + 1)));
     assert_eq!(e.reason, Reason::TooMany { what: "streams", most: 65_535 });
-    assert!(matches!(e.place, Place::Line { line: 65_536, .. }), "{e}");
+    assert!(matches!(e.place, FilePosition::Line { line: 65_536, .. }), "{e}");
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn gzip_is_seen_by_its_first_bytes_and_a_cut_is_an_error() {
     for cut in [2, 5, 12, packed.len() / 2, packed.len() - 9, packed.len() - 1] {
         let e = refused(&packed[..cut]);
         assert!(matches!(e.reason, Reason::Compressed(_)), "cut at {cut}: {e}");
-        assert_eq!(e.place, Place::Whole, "cut at {cut}: {e}");
+        assert_eq!(e.place, FilePosition::Whole, "cut at {cut}: {e}");
     }
     let mut damaged = packed.clone();
     let middle = damaged.len() / 2;
@@ -535,7 +535,7 @@ proptest! {
         match read("f", text.as_bytes(), any_device()) {
             Ok(Trace::Log(log)) => prop_assert!(log.to_program().is_well_formed()),
             Ok(Trace::Program(p)) => prop_assert!(false, "{}", p),
-            Err(e) => prop_assert!(!matches!(e.place, Place::Line { line, .. } if line as usize > text.lines().count() + 1), "{}", e),
+            Err(e) => prop_assert!(!matches!(e.place, FilePosition::Line { line, .. } if line as usize > text.lines().count() + 1), "{}", e),
         }
     }
 

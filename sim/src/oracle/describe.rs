@@ -4,7 +4,9 @@
 
 use super::clock::{At, Stamp};
 use super::shadow::{Access, Owner, What};
-use super::verdict::{Blame, Fault, Held, MissingEdge, Place, Point, Property, Side, StreamLabel, Violation};
+use super::verdict::{
+    Blame, Fault, Held, MissingEdge, PhysicalRange, Point, Property, Side, StreamLabel, Violation,
+};
 use super::{AccessKind, Actor, Devices, Oracle};
 use millpond_driver::units::AllocationId;
 use millpond_driver::{Caller, StreamKind};
@@ -25,7 +27,7 @@ impl Violation {
             allocator_reported: false,
         }
     }
-    pub(super) fn at(mut self, place: Place) -> Violation {
+    pub(super) fn at(mut self, place: PhysicalRange) -> Violation {
         self.place = Some(place);
         self
     }
@@ -129,7 +131,7 @@ impl Oracle {
         }
     }
     /// The live owner of the first of these bytes.
-    pub(super) fn owner_of(&self, place: Place) -> Option<AllocationId> {
+    pub(super) fn owner_of(&self, place: PhysicalRange) -> Option<AllocationId> {
         let mut cells =
             self.ledger.memory.get(&place.phys)?.shadow.cells_in(place.offset, place.offset + place.bytes);
         cells.find_map(|(_, c)| match c.owner {
@@ -138,7 +140,7 @@ impl Oracle {
         })
     }
     /// Another live owner of some of these bytes.
-    pub(super) fn neighbour_in(&self, place: Place, than: AllocationId) -> Option<AllocationId> {
+    pub(super) fn neighbour_in(&self, place: PhysicalRange, than: AllocationId) -> Option<AllocationId> {
         let mut cells =
             self.ledger.memory.get(&place.phys)?.shadow.cells_in(place.offset, place.offset + place.bytes);
         cells.find_map(|(_, c)| match c.owner {

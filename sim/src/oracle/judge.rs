@@ -26,7 +26,7 @@ use super::clock::At;
 use super::ledger::{Gone, Ledger, Live, Story, join_pieces};
 use super::order::Order;
 use super::shadow::{Access, Owner};
-use super::verdict::{Blame, Fault, Place, Property, Side, Violation};
+use super::verdict::{Blame, Fault, PhysicalRange, Property, Side, Violation};
 use super::{AccessKind, Actor, HostKey, MapKey, Oracle, PhysKey, Space, StreamKey};
 use millpond_driver::units::{Addr, AllocationId};
 use smallvec::SmallVec;
@@ -35,14 +35,14 @@ use smallvec::SmallVec;
 #[derive(Default)]
 struct Met {
     /// A former generation's access that the allocator should have waited for, and one that it could not know.
-    early: Option<(Access, Place)>,
-    unrecorded: Option<(Access, Place)>,
-    race: Option<(Access, Place)>,
+    early: Option<(Access, PhysicalRange)>,
+    unrecorded: Option<(Access, PhysicalRange)>,
+    race: Option<(Access, PhysicalRange)>,
     /// A race of an operation of the library's with a use that it knew.
-    unwaited: Option<(Access, Place)>,
+    unwaited: Option<(Access, PhysicalRange)>,
     unborn: Option<(AllocationId, At)>,
-    freed: Option<(AllocationId, Place)>,
-    unallocated: Option<Place>,
+    freed: Option<(AllocationId, PhysicalRange)>,
+    unallocated: Option<PhysicalRange>,
 }
 
 impl Oracle {
@@ -52,7 +52,7 @@ impl Oracle {
         &mut self,
         actor: &Actor,
         map: Option<MapKey>,
-        place: Place,
+        place: PhysicalRange,
         kind: AccessKind,
         tag: Option<AllocationId>,
     ) {
@@ -80,14 +80,14 @@ impl Oracle {
     }
 
     /// An access meant for a live allocation: born before it, and inside it.
-    fn judge_owned(&mut self, actor: &Actor, place: Place, kind: AccessKind, id: AllocationId) {
+    fn judge_owned(&mut self, actor: &Actor, place: PhysicalRange, kind: AccessKind, id: AllocationId) {
         let live = &self.ledger.live[&id];
         let end = place.offset + place.bytes;
         let touches =
-            |p: &&Place| p.phys == place.phys && p.offset < end && place.offset < p.offset + p.bytes;
+            |p: &&PhysicalRange| p.phys == place.phys && p.offset < end && place.offset < p.offset + p.bytes;
         let inside = live.pieces.iter().find(touches).map(|p| {
             let start = p.offset.max(place.offset);
-            Place { phys: p.phys, offset: start, bytes: end.min(p.offset + p.bytes) - start }
+            PhysicalRange { phys: p.phys, offset: start, bytes: end.min(p.offset + p.bytes) - start }
         });
         if let Some(gap) = birth_gap(&mut self.order, live, actor) {
             self.convict_unborn(actor, kind, id, gap, place);
@@ -104,7 +104,7 @@ impl Oracle {
     fn judge_range(
         &mut self,
         actor: &Actor,
-        place: Place,
+        place: PhysicalRange,
         kind: AccessKind,
         tag: Option<AllocationId>,
     ) -> bool {
@@ -117,8 +117,8 @@ impl Oracle {
         let managed = phys.managed;
         let mut met = Met::default();
         let mut judged = tag;
-        phys.shadow.visit(place.offset, place.offset + place.bytes, |start, cell| {
-            let here = Place { offset: start, bytes: cell.end - start, ..place };
+        phys.shadow.for_each_cell(place.offset, place.offset + place.bytes, |start, cell| {
+            let here = PhysicalRange { offset: start, bytes: cell.end - start, ..place };
             let owner = match cell.owner {
                 // Two live owners: P1 has reported that already.
                 Owner::Live(id) if tag.is_some_and(|t| t != id) => return,
@@ -218,7 +218,14 @@ impl Oracle {
         }
     }
 
-    fn convict_unborn(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, gap: At, place: Place) {
+    fn convict_unborn(
+        &mut self,
+        actor: &Actor,
+        kind: AccessKind,
+        id: AllocationId,
+        gap: At,
+        place: PhysicalRange,
+    ) {
         self.convict(Blame::Program, |o| {
             let live = &o.ledger.live[&id];
             let birth = o.birth("the allocation", live.born_at, id);
@@ -229,7 +236,7 @@ impl Oracle {
         });
     }
 
-    fn convict_overrun(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: Place) {
+    fn convict_overrun(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: PhysicalRange) {
         self.convict(Blame::Program, |o| {
             let v = Violation::new(Property::P3, Fault::Overrun, o.side(actor, kind, Some(id))).at(place);
             match o.neighbour_in(place, id) {
@@ -240,7 +247,7 @@ impl Oracle {
     }
 
     /// An access of something that is not alive.
-    fn convict_freed(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: Place) {
+    fn convict_freed(&mut self, actor: &Actor, kind: AccessKind, id: AllocationId, place: PhysicalRange) {
         let known = self.ledger.gone.contains_key(&id);
         let fault = if known { Fault::AfterFree } else { Fault::UnknownAllocation };
         self.convict(Blame::Program, |o| {
@@ -317,7 +324,7 @@ impl Oracle {
         let old = self.ledger.replaced(id);
         let mut overlap = old.is_some().then_some(id);
         let mut missing = None;
-        let mut early: [Option<(Access, Place)>; 2] = [None, None];
+        let mut early: [Option<(Access, PhysicalRange)>; 2] = [None, None];
         for &place in &live.pieces {
             let Oracle { order, ledger, .. } = self;
             let Some(phys) = ledger.memory.get_mut(&place.phys) else {
@@ -325,14 +332,14 @@ impl Oracle {
                 continue;
             };
             phys.managed = true;
-            phys.shadow.visit(place.offset, place.offset + place.bytes, |start, cell| {
+            phys.shadow.for_each_cell(place.offset, place.offset + place.bytes, |start, cell| {
                 if let Owner::Live(other) = cell.owner {
                     overlap.get_or_insert(other);
                 }
                 cell.owner = Owner::Live(id);
                 cell.end_generation(|f| order.before(f.at, &live.born));
                 if home.is_none() {
-                    let here = Place { offset: start, bytes: cell.end - start, ..place };
+                    let here = PhysicalRange { offset: start, bytes: cell.end - start, ..place };
                     for f in cell.former.drain(..) {
                         early[usize::from(f.unrecorded)].get_or_insert((f, here));
                     }
@@ -409,7 +416,7 @@ impl Oracle {
         for &place in &live.pieces {
             let Some(phys) = ledger.memory.get_mut(&place.phys) else { continue };
             let mut unreported = raced.clone();
-            phys.shadow.visit(place.offset, place.offset + place.bytes, |_, cell| {
+            phys.shadow.for_each_cell(place.offset, place.offset + place.bytes, |_, cell| {
                 if cell.owner != Owner::Live(id) {
                     return;
                 }
@@ -489,7 +496,7 @@ impl Oracle {
             return;
         }
         let owned = phys.shadow.cells().find_map(|(start, c)| match c.owner {
-            Owner::Live(id) => Some((id, Place { phys: key, offset: start, bytes: c.end - start })),
+            Owner::Live(id) => Some((id, PhysicalRange { phys: key, offset: start, bytes: c.end - start })),
             _ => None,
         });
         if let Some((id, place)) = owned {

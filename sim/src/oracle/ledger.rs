@@ -4,7 +4,7 @@
 
 use super::clock::{At, Stamp};
 use super::shadow::{Access, Owner, Shadow};
-use super::verdict::Place;
+use super::verdict::PhysicalRange;
 use super::{AccessKind, MapKey, PhysKey, Space, StreamKey};
 use hashbrown::HashMap;
 use millpond_driver::units::{Addr, AllocationId};
@@ -68,7 +68,7 @@ pub(super) struct Story {
 pub(super) struct Live {
     pub(super) story: Story,
     pub(super) addr: Addr,
-    pub(super) pieces: SmallVec<[Place; 1]>,
+    pub(super) pieces: SmallVec<[PhysicalRange; 1]>,
     pub(super) home: Option<StreamKey>,
     pub(super) born: Stamp,
     pub(super) born_at: At,
@@ -297,7 +297,7 @@ impl Ledger {
         }
         for place in &old.pieces {
             let Some(phys) = self.memory.get_mut(&place.phys) else { continue };
-            phys.shadow.visit(place.offset, place.offset + place.bytes, |_, cell| {
+            phys.shadow.for_each_cell(place.offset, place.offset + place.bytes, |_, cell| {
                 if matches!(cell.owner, Owner::Live(owner) if owner == id) {
                     cell.owner = Owner::NeverAllocated;
                 }
@@ -326,12 +326,12 @@ impl Ledger {
 }
 
 /// Neighbouring pieces of one memory as one.
-pub(super) fn join_pieces(pieces: &[(PhysKey, u64, u64)]) -> SmallVec<[Place; 1]> {
-    let mut joined: SmallVec<[Place; 1]> = SmallVec::new();
+pub(super) fn join_pieces(pieces: &[(PhysKey, u64, u64)]) -> SmallVec<[PhysicalRange; 1]> {
+    let mut joined: SmallVec<[PhysicalRange; 1]> = SmallVec::new();
     for &(phys, offset, bytes) in pieces {
         match joined.last_mut() {
             Some(last) if last.phys == phys && last.offset + last.bytes == offset => last.bytes += bytes,
-            _ => joined.push(Place { phys, offset, bytes }),
+            _ => joined.push(PhysicalRange { phys, offset, bytes }),
         }
     }
     joined

@@ -3,6 +3,21 @@
 //! It receives each operation, record, wait and observation in the order in which the host made the calls, and each access
 //! to memory, and judges every access at its submission: happens-before does not depend on when the device runs.
 //!
+//! # Rules of order
+//!
+//! What comes before what; comments and tests name the rules by these numbers.
+//!
+//! | | |
+//! |---|---|
+//! | E1 | The operations of one stream run in the order in which they were queued. |
+//! | E2 | A record captures all work on its stream so far. A wait orders later work of its stream behind what the event captures when the wait is queued; a later record does not change it, and an event that was never recorded orders nothing. |
+//! | E3 | What the host saw complete, by a synchronise or a query, comes before everything that it queues afterwards. |
+//! | E4 | An operation, wait or record on the legacy default stream comes behind all earlier work of its device's blocking streams, and their later work behind it. Per-thread default streams are blocking; non-blocking streams are not concerned. |
+//! | E5 | A host function is an operation of its stream. |
+//! | E6 | A wait may be for an event of another device. |
+//! | E7 | Destroying a stream does not wait, and its work runs on; a driver may use the handle's value again. |
+//! | E8 | A record replaces what the event captured before. |
+//!
 //! `order` keeps happens-before (over `clock`, and `waits` for which waits were needed); `ledger` keeps memory and allocations
 //! (over `shadow`, which records the last accesses to each byte); `judge` checks P1 to P4 and races and decides who is to blame; `describe` turns
 //! its findings into the plain data of `verdict`, and `words` that into text.
@@ -26,7 +41,8 @@ mod waits;
 mod words;
 
 pub use verdict::{
-    Blame, Fault, Held, MissingEdge, Place, Point, Property, Side, StreamLabel, Tally, Verdict, Violation,
+    Blame, Fault, Held, MissingEdge, PhysicalRange, Point, Property, Side, StreamLabel, Tally, Verdict,
+    Violation,
 };
 pub(super) use words::{address, clip, lines, place, shown};
 
@@ -184,7 +200,7 @@ impl Oracle {
 
     // --- streams, events, hosts
 
-    /// A stream was created. The legacy default stream of a device and its blocking streams order each other (E4);
+    /// A stream was created. The legacy default stream of a device and its blocking streams order each other ([E4](self#rules-of-order));
     /// per-thread default streams are blocking.
     ///
     /// # Panics
@@ -229,7 +245,7 @@ impl Oracle {
         self.from = at;
     }
 
-    /// A stream was destroyed. Its pending work continues (E7), and counts as the device's.
+    /// A stream was destroyed. Its pending work continues ([E7](self#rules-of-order)), and counts as the device's.
     ///
     /// # Panics
     /// When there is no such stream, or it was destroyed before.
@@ -238,7 +254,7 @@ impl Oracle {
     }
 
     /// One operation was put on a stream: a launch, a copy, a fill or a host function. It comes after all earlier work of the stream,
-    /// all that the host thread knows complete, and what E4 adds. Its accesses are reported next.
+    /// all that the host thread knows complete, and what [E4](self#rules-of-order) adds. Its accesses are reported next.
     ///
     /// # Panics
     /// When there is no such stream, or it was destroyed.
@@ -253,8 +269,8 @@ impl Oracle {
         OpKey(self.tally.operations - 1)
     }
 
-    /// An event was recorded on a stream: from now on it captures all work on the stream so far (E2), and no longer what
-    /// it captured before (E8). A record is an action on the stream (E4), but has no position of its own.
+    /// An event was recorded on a stream: from now on it captures all work on the stream so far ([E2](self#rules-of-order)), and no longer what
+    /// it captured before ([E8](self#rules-of-order)). A record is an action on the stream ([E4](self#rules-of-order)), but has no position of its own.
     ///
     /// # Panics
     /// When there is no such stream, or it was destroyed.
@@ -280,7 +296,7 @@ impl Oracle {
         self.tally.records_never_waited_on += 1;
     }
 
-    /// Later work on the stream comes after what the event captures now (E2); a later record does not
+    /// Later work on the stream comes after what the event captures now ([E2](self#rules-of-order)); a later record does not
     /// change that. An event that was never recorded orders nothing, and is counted.
     ///
     /// # Panics
@@ -289,13 +305,13 @@ impl Oracle {
         self.order.wait(host, stream, event, &mut self.tally);
     }
 
-    /// The host saw that what the event captures now is complete: a synchronise returned, or a query answered so (E3).
+    /// The host saw that what the event captures now is complete: a synchronise returned, or a query answered so ([E3](self#rules-of-order)).
     pub fn host_sees_event(&mut self, host: HostKey, event: EventKey) {
         self.tally.host_waits += 1;
         self.order.host_sees_event(host, event, &mut self.tally);
     }
 
-    /// The host saw that all work on a stream so far is complete (E3).
+    /// The host saw that all work on a stream so far is complete ([E3](self#rules-of-order)).
     ///
     /// # Panics
     /// When there is no such stream.
@@ -304,7 +320,7 @@ impl Oracle {
         self.order.host_sees_stream(host, stream);
     }
 
-    /// The host saw that all work on a device so far is complete, including destroyed streams' (E3).
+    /// The host saw that all work on a device so far is complete, including destroyed streams' ([E3](self#rules-of-order)).
     pub fn host_sees_device(&mut self, host: HostKey, device: DeviceId) {
         self.tally.host_waits += 1;
         self.order.host_sees_device(host, device);
@@ -370,7 +386,7 @@ impl Oracle {
         tag: Option<AllocationId>,
     ) {
         let actor = self.actor(op);
-        self.judge_access(&actor, map, Place { phys, offset, bytes }, kind, tag);
+        self.judge_access(&actor, map, PhysicalRange { phys, offset, bytes }, kind, tag);
     }
 
     /// An operation accesses an address where nothing is mapped. `tag` as in [`Oracle::access`].
@@ -403,7 +419,7 @@ impl Oracle {
         let at = self.order.host_step(host);
         let stamp = self.order.host_stamp(host);
         let actor = Actor { at, stamp, what, stream: None, from: self.from };
-        self.judge_access(&actor, None, Place { phys, offset, bytes }, kind, tag);
+        self.judge_access(&actor, None, PhysicalRange { phys, offset, bytes }, kind, tag);
     }
 
     fn actor(&self, op: OpKey) -> Actor {

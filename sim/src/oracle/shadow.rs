@@ -149,11 +149,11 @@ impl Shadow {
             self.cells.insert(at, right);
         }
     }
-    /// Visits all bytes of a range, a cell at a time, and merges those that then agree.
+    /// Calls `each` for all bytes of a range, a cell at a time, and merges those that then agree.
     ///
     /// # Panics
     /// When the range leaves the memory.
-    pub(super) fn visit(&mut self, start: u64, end: u64, mut visit: impl FnMut(u64, &mut Cell)) {
+    pub(super) fn for_each_cell(&mut self, start: u64, end: u64, mut each: impl FnMut(u64, &mut Cell)) {
         assert!(
             start <= end && end <= self.bytes,
             "the oracle was notified of bytes {start}..{end} of memory of {} bytes",
@@ -165,14 +165,14 @@ impl Shadow {
         if let Some(cell) = self.cells.get_mut(&start)
             && cell.end == end
         {
-            visit(start, cell);
+            each(start, cell);
             return;
         }
         self.cut(start);
         self.cut(end);
         let mut count = 0;
         for (&at, cell) in self.cells.range_mut(start..end) {
-            visit(at, cell);
+            each(at, cell);
             count += 1;
         }
         if count > 1 {
@@ -224,10 +224,10 @@ mod tests {
     fn cells_split_at_borders_and_merge_when_they_agree() {
         let mut s = Shadow::new(100);
         let w = access(1, 1, AccessKind::Write);
-        s.visit(10, 20, |_, c| c.add(w, |_| true));
-        s.visit(15, 40, |_, c| c.add(access(1, 2, AccessKind::Read), |_| true));
+        s.for_each_cell(10, 20, |_, c| c.add(w, |_| true));
+        s.for_each_cell(15, 40, |_, c| c.add(access(1, 2, AccessKind::Read), |_| true));
         assert_eq!(borders(&s), [(0, 10), (10, 15), (15, 20), (20, 40), (40, 100)]);
-        s.visit(0, 100, |_, c| c.add(access(1, 3, AccessKind::Write), |_| true));
+        s.for_each_cell(0, 100, |_, c| c.add(access(1, 3, AccessKind::Write), |_| true));
         assert_eq!(borders(&s), [(0, 100)]);
         assert_eq!(s.cells_in(99, 100).count(), 1);
     }
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_write_drops_what_it_is_ordered_after_and_keeps_the_rest() {
         let mut s = Shadow::new(1);
-        s.visit(0, 1, |_, c| {
+        s.for_each_cell(0, 1, |_, c| {
             c.add(access(1, 1, AccessKind::Read), |_| false);
             c.add(access(2, 1, AccessKind::Read), |_| false);
             c.add(access(3, 1, AccessKind::Write), |at| at.line == Line::stream(StreamKey(1)));
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_read_never_drops_a_write() {
         let mut s = Shadow::new(1);
-        s.visit(0, 1, |_, c| {
+        s.for_each_cell(0, 1, |_, c| {
             c.add(access(1, 1, AccessKind::Write), |_| true);
             c.add(access(1, 2, AccessKind::Read), |_| true);
             assert_eq!(
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn folding_keeps_the_newest_of_each_line() {
         let mut s = Shadow::new(1);
-        s.visit(0, 1, |_, c| {
+        s.for_each_cell(0, 1, |_, c| {
             c.add(access(1, 5, AccessKind::Write), |_| false);
             c.end_generation(|_| false);
             c.add(access(1, 4, AccessKind::Read), |_| false);
@@ -282,6 +282,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "bytes 5..11 of memory of 10 bytes")]
     fn bytes_beyond_the_memory_are_refused() {
-        Shadow::new(10).visit(5, 11, |_, _| {});
+        Shadow::new(10).for_each_cell(5, 11, |_, _| {});
     }
 }

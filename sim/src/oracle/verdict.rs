@@ -201,7 +201,7 @@ pub struct MissingEdge {
 /// The bytes in question.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Place {
+pub struct PhysicalRange {
     /// The physical memory.
     pub phys: PhysKey,
     /// Offset in it.
@@ -222,7 +222,7 @@ pub struct Violation {
     /// The exact fault.
     pub fault: Fault,
     /// The bytes in question.
-    pub place: Option<Place>,
+    pub place: Option<PhysicalRange>,
     /// The addresses in question, if nothing is mapped there.
     pub unmapped: Option<(Addr, u64)>,
     /// The side that should have come first, or that was first.

@@ -492,10 +492,10 @@ impl fmt::Display for Verdict {
         let accesses = counted(t.accesses_checked, "access", "accesses");
         write!(f, "{violations} in {accesses}, ")?;
         match (t.violations, t.violations_of_allocator) {
-            (1, 0) => f.write_str("the program's")?,
-            (1, _) => f.write_str("the allocator's")?,
-            (_, 0) => f.write_str("none of them the allocator's")?,
-            (_, n) => write!(f, "{n} of them the allocator's")?,
+            (1, 0) => f.write_str("caused by the program")?,
+            (1, _) => f.write_str("caused by the allocator")?,
+            (_, 0) => f.write_str("none of them caused by the allocator")?,
+            (_, n) => write!(f, "{n} of them caused by the allocator")?,
         }
         let whose = |blame| self.violations.iter().filter(move |v| v.blame == blame);
         let sorted = whose(Blame::Allocator).chain(whose(Blame::Program));

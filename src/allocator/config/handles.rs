@@ -56,7 +56,7 @@ impl Handles {
         self
     }
 
-    /// The properties that are asked for.
+    /// The properties that are requested.
     pub(crate) fn properties(self) -> Properties {
         Properties::new(self.exportable, self.fabric, self.rdma)
     }

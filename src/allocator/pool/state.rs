@@ -211,14 +211,14 @@ impl PoolState {
         Some(taken)
     }
 
-    /// Takes a chunk for a miss that searches again or has acquired something, and counts the miss.
+    /// Takes a chunk for a miss that searches again or has reserved something, and counts the miss.
     pub(crate) fn take(&mut self, want: &Want, requested: u64, exact: bool) -> Option<Taken> {
         let taken = self.hit_rare(want, requested, exact)?;
         self.missed += 1;
         Some(taken)
     }
 
-    /// Takes a chunk for a miss that acquired this free one, or found it: it serves, of whichever kind it is, and however many near
+    /// Takes a chunk for a miss that reserved this free one, or found it: it serves, of whichever kind it is, and however many near
     /// misses an aligned request would pass before it.
     pub(crate) fn take_brought(&mut self, want: &Want, requested: u64, brought: ChunkId) -> Option<Taken> {
         if let Some(taken) = self.take(want, requested, false) {

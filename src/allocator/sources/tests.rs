@@ -259,8 +259,8 @@ fn a_pool_that_stands_aside_is_queried_once_it_has_a_marker() {
         assert_eq!(served(&gpu, &late), (1, 0));
     }
     assert!(sim.run_until_idle());
-    let lent: u64 = (0..10).map(|_| served(&gpu, &late).1).sum();
-    assert_eq!(lent, 10, "of twenty that are done");
+    let migrated: u64 = (0..10).map(|_| served(&gpu, &late).1).sum();
+    assert_eq!(migrated, 10, "of twenty that are done");
 }
 
 /// A range that is complete enters the pool: here one that returns from another stream's use.

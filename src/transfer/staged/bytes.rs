@@ -89,7 +89,7 @@ mod streaming {
         to[..head].write_copy_of_slice(&from[..head]);
         let end = head + middle;
         to[end..].write_copy_of_slice(&from[end..]);
-        // SAFETY: the processor was asked for the feature; so many whole lines are in both slices, and in the target they begin at a line.
+        // SAFETY: the processor has the feature, as was detected; so many whole lines are in both slices, and in the target they begin at a line.
         unsafe { lines(from[head..].as_ptr(), to[head..].as_mut_ptr().cast(), middle / LINE) };
         true
     }

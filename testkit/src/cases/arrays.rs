@@ -79,7 +79,7 @@ const LEN: usize = 1 << 20;
 type Array = DeviceArray<u8, Sim>;
 
 /// An array of one value, which it has by now.
-fn settled(w: &World, value: u8, s: &Stream<Sim>) -> Result<Array, String> {
+fn written(w: &World, value: u8, s: &Stream<Sim>) -> Result<Array, String> {
     let mut x = w.gpu.uninit(LEN, s).map_err(said)?;
     kernel::fill(&mut x, value, s).map_err(said)?;
     s.synchronize().map_err(said)?;
@@ -98,7 +98,7 @@ fn brings(down: Download<u8, Sim>, value: u8) -> Outcome {
 fn written_at_home() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     kernel::fill(&mut x, 2, &s).map_err(said)?;
     brings(x.to_pinned(&t).map_err(said)?, 2)?;
     drop((x, s, t));
@@ -109,7 +109,7 @@ fn written_at_home() -> Outcome {
 fn read_at_home() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let down = x.to_pinned(&s).map_err(said)?;
     kernel::fill(&mut x, 2, &t).map_err(said)?;
     t.synchronize().map_err(said)?;
@@ -122,7 +122,7 @@ fn read_at_home() -> Outcome {
 fn new_bytes() -> Outcome {
     let w = World::at(1);
     let [s, t] = w.streams();
-    let down = settled(&w, 1, &s)?.to_pinned(&s).map_err(said)?;
+    let down = written(&w, 1, &s)?.to_pinned(&s).map_err(said)?;
     let mut x: Array = w.gpu.uninit(LEN, &s).map_err(said)?;
     kernel::fill(&mut x, 2, &t).map_err(said)?;
     t.synchronize().map_err(said)?;
@@ -135,7 +135,7 @@ fn new_bytes() -> Outcome {
 fn declared_work() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let x = settled(&w, 1, &s)?;
+    let x = written(&w, 1, &s)?;
     x.record_use(&s).map_err(said)?;
     let (at, bytes) = (x.address(), x.size_bytes());
     let theirs = Launch::new("theirs").writes(at, bytes).tag(x.id().expect("bytes"));
@@ -150,7 +150,7 @@ fn declared_work() -> Outcome {
 fn written_before() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     kernel::fill(&mut x, 2, &t).map_err(said)?;
     let block = x.into_allocation().map_err(|_| "the memory is the allocator's".to_owned())?;
     let x = Array::from_allocation(block, LEN).map_err(|(_, e)| said(e))?;
@@ -164,7 +164,7 @@ fn written_before() -> Outcome {
 fn guarded() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let (at, bytes, id) = (x.address(), x.size_bytes(), x.id().expect("bytes"));
     let guard = x.write_on(&t).map_err(said)?;
     drop(t.record().map_err(said)?);
@@ -181,7 +181,7 @@ fn guarded() -> Outcome {
 fn guarded_beside_many() -> Outcome {
     let w = World::at(8);
     let [s, t, u] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let (at, bytes, id) = (x.address(), x.size_bytes(), x.id().expect("bytes"));
     let guard = x.read_on(&t).map_err(said)?;
     for _ in 0..20 {
@@ -201,7 +201,7 @@ fn guarded_beside_many() -> Outcome {
 fn two_parts() -> Outcome {
     let w = World::at(8);
     let [s, t, u] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     {
         let (mut low, high) = x.split_at_mut(LEN / 2);
         let guard = high.write_on(&t).map_err(said)?;
@@ -218,7 +218,7 @@ fn two_parts() -> Outcome {
 fn panics_when_queued() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     w.sim.panic_behind(Call::MemsetD8, 1);
     let filled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| x.fill_bytes(2, &t)));
     ensure!(filled.is_err(), "the call did not panic: {filled:?}");
@@ -231,7 +231,7 @@ fn panics_when_queued() -> Outcome {
 fn failing_query() -> Outcome {
     let w = World::at(8);
     let [s] = w.streams();
-    let (mut x, mut y) = (settled(&w, 1, &s)?, settled(&w, 1, &s)?);
+    let (mut x, mut y) = (written(&w, 1, &s)?, written(&w, 1, &s)?);
     let source = Arc::new(w.gpu.pinned_from_slice(&vec![2_u8; LEN]).map_err(said)?);
     drop(x.copy_from(source, &s).map_err(said)?);
     w.sim.fail(Call::EventQuery, 1, DriverErrorKind::Other);
@@ -282,7 +282,7 @@ fn staged_slots() -> Outcome {
 fn shared_source() -> Outcome {
     let w = World::at(8);
     let [s] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let source = Arc::new(w.gpu.pinned_from_slice(&vec![2_u8; LEN]).map_err(said)?);
     drop(x.copy_from(source, &s).map_err(said)?);
     let next = w.gpu.pinned_from_slice(&vec![3_u8; LEN]).map_err(said)?;
@@ -295,7 +295,7 @@ fn shared_source() -> Outcome {
 fn written_elsewhere() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     kernel::fill(&mut x, 2, &t).map_err(said)?;
     brings(x.to_pinned(&s).map_err(said)?, 2)?;
     drop((x, s, t));
@@ -306,7 +306,7 @@ fn written_elsewhere() -> Outcome {
 fn two_readers() -> Outcome {
     let w = World::at(8);
     let [s, t, u] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let first = x.to_pinned(&t).map_err(said)?;
     let second = x.to_pinned(&u).map_err(said)?;
     kernel::fill(&mut x, 2, &s).map_err(said)?;
@@ -321,7 +321,7 @@ fn two_readers() -> Outcome {
 fn two_operations() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     let first = x.to_pinned(&t).map_err(said)?;
     let second = x.to_pinned(&t).map_err(said)?;
     kernel::fill(&mut x, 2, &s).map_err(said)?;
@@ -336,7 +336,7 @@ fn two_operations() -> Outcome {
 fn whole_and_declared() -> Outcome {
     let w = World::at(1);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     x.record_use(&t).map_err(said)?;
     kernel::fill(&mut x, 2, &s).map_err(said)?;
     x.wait_on(&t).map_err(said)?;
@@ -353,7 +353,7 @@ fn whole_and_declared() -> Outcome {
 fn without_marker() -> Outcome {
     let w = World::at(8);
     let [s, t] = w.streams();
-    let mut x = settled(&w, 1, &s)?;
+    let mut x = written(&w, 1, &s)?;
     w.sim.fail(Call::EventRecord, 1, DriverErrorKind::Other);
     kernel::fill(&mut x, 2, &t).map_err(said)?;
     brings(x.to_pinned(&s).map_err(said)?, 2)?;
@@ -366,7 +366,7 @@ fn new_tenant() -> Outcome {
     for elsewhere in [false, true] {
         let w = World::new(World::config(1).scrub(true));
         let [s, t] = w.streams();
-        drop(settled(&w, 1, &s)?);
+        drop(written(&w, 1, &s)?);
         // The former life is complete: only the wipe is to be waited for.
         s.synchronize().map_err(said)?;
         let x: Array = w.gpu.uninit(LEN, &s).map_err(said)?;

@@ -273,11 +273,14 @@ fn many_pending(w: &World) -> Result<Vec<Stream<Sim>>, String> {
 }
 
 /// A block for a stream, from memory that others have, or because all of that is pending from the device.
-fn served(w: &World, mib: u64, s: &Stream<Sim>, lent: bool) -> Result<Block, String> {
+fn served(w: &World, mib: u64, s: &Stream<Sim>, migrated: bool) -> Result<Block, String> {
     let before = w.gpu.report().growths;
     let y = w.claim(mib, s)?;
     let growths = w.gpu.report().growths - before;
-    ensure!(growths == u64::from(!lent), "{growths} growths for {mib} MiB, of which others had some: {lent}");
+    ensure!(
+        growths == u64::from(!migrated),
+        "{growths} growths for {mib} MiB, of which others had some: {migrated}"
+    );
     Ok(y)
 }
 

@@ -92,7 +92,7 @@ fn independent() -> Outcome {
         let [s, t] = w.streams();
         if borrower { &t } else { &s }.set_independent(true);
         w.written_and_freed(4, &s)?;
-        ensure!(w.alloc(4, &t).is_err(), "an independent stream's memory was lent behind a wait");
+        ensure!(w.alloc(4, &t).is_err(), "an independent stream's memory migrated behind a wait");
         w.gpu.synchronize().map_err(said)?;
         let y = w.claim(4, &t)?;
         drop((y, s, t));
@@ -110,11 +110,11 @@ fn without_an_edge() -> Outcome {
             s.wait_stream(&t).map_err(said)?;
         }
         w.written_and_freed(4, &s)?;
-        let lent = w.claim(4, &t);
-        ensure!(lent.is_ok() == edge, "edge: {edge}, and a request came to {lent:?}");
+        let migrated = w.claim(4, &t);
+        ensure!(migrated.is_ok() == edge, "edge: {edge}, and a request came to {migrated:?}");
         let waits = w.gpu.report().total.counters.waits_inserted;
         ensure!(waits == u64::from(edge), "edge: {edge}, and {waits} waits were inserted");
-        drop((lent, s, t));
+        drop((migrated, s, t));
         w.whole_limit()?;
         w.end()?;
     }

@@ -71,14 +71,15 @@ fn ended_member() -> Outcome {
     w.end()
 }
 
-/// Of three growths above a soft limit the first is told.
+/// Of three growths above a soft limit the first is an event.
 fn reported_once() -> Outcome {
     let ring = Arc::new(Ring::new(64));
     let w = World::new(World::config(64).soft_limit(Limit::Bytes(4 * MIB)).sink(ring.clone()));
     let s = w.stream();
     let all = [w.claim(3, &s)?, w.claim(3, &s)?, w.claim(3, &s)?, w.claim(3, &s)?];
-    let told = ring.events().iter().filter(|(_, event)| matches!(event, Event::SoftLimit { .. })).count();
-    ensure!(told == 1, "one crossing was told {told} times");
+    let crossings =
+        ring.events().iter().filter(|(_, event)| matches!(event, Event::SoftLimit { .. })).count();
+    ensure!(crossings == 1, "one crossing was {crossings} events");
     drop((all, s));
     w.end()
 }

@@ -275,14 +275,14 @@ impl Run {
             return;
         }
         // If captures are the subject, most streams are other code's.
-        let lent = self.dice.one_in(3) != self.captured;
-        let native = lent.then(|| self.w.sim.stream().expect("a stream"));
+        let adopted = self.dice.one_in(3) != self.captured;
+        let native = adopted.then(|| self.w.sim.stream().expect("a stream"));
         let stream = match &native {
             Some(native) => {
                 // Of one that is declared its owner says that it outlives us: we mark it whenever we like.
                 let unmanaged = self.undeclared && !(self.captured && self.dice.one_in(2));
-                let lent = || if unmanaged { self.w.sim.unmanaged_stream(native) } else { native.clone() };
-                insist(|| self.w.gpu.adopt(lent())).expect("a stream of ours")
+                let handle = || if unmanaged { self.w.sim.unmanaged_stream(native) } else { native.clone() };
+                insist(|| self.w.gpu.adopt(handle())).expect("a stream of ours")
             }
             None => self.w.stream(),
         };
@@ -394,13 +394,13 @@ impl Run {
     /// An operation, and now and then a capture by other code on a stream that it shares with us: it begins inside, after the check whether the stream
     /// captures and for as long as the operation lasts, or right before a record on it and ends right after that.
     fn step_captured(&mut self) -> Outcome {
-        let is_lent = |&i: &usize| self.lines[i].native.is_some() && self.lines[i].stream.is_some();
-        let lent: Vec<usize> = (0..self.lines.len()).filter(is_lent).collect();
-        if lent.is_empty() || self.dice.one_in(2) {
+        let is_adopted = |&i: &usize| self.lines[i].native.is_some() && self.lines[i].stream.is_some();
+        let adopted: Vec<usize> = (0..self.lines.len()).filter(is_adopted).collect();
+        if adopted.is_empty() || self.dice.one_in(2) {
             return self.step();
         }
-        let on = *self.dice.of(&lent);
-        let native = self.lines[on].native.clone().expect("lent");
+        let on = *self.dice.of(&adopted);
+        let native = self.lines[on].native.clone().expect("adopted");
         let behind = self.dice.one_in(2);
         if behind {
             let nth = 1 + self.dice.below(3) as u64;

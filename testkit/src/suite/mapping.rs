@@ -73,7 +73,7 @@ pub fn one_handle_at_two_addresses_is_the_same_memory<T: Bench>(b: &T) {
 
 /// A handle goes to another owner by a second mapping: its work is queued through that before the former owner's, through the first, has run.
 /// Each sees what the other wrote. Then the first mapping is removed before later work through the second has run.
-pub fn a_handle_is_lent_by_a_second_mapping<T: Bench>(b: &T) {
+pub fn a_second_mapping_borrows_a_handle<T: Bench>(b: &T) {
     let (unit, s, t) = (granularity(b), stream(b), stream(b));
     let (first, second) = (reserve(b, 1), reserve(b, 1));
     let handle = mapped(b, first);

@@ -271,7 +271,7 @@ macro_rules! conformance_list {
                 access_is_given_again_after_every_map, a_handle_is_mapped_whole, one_call_may_span_handles_and_holes,
                 contents_survive_a_move, an_exported_handle_is_the_same_memory, an_exported_block_is_opened_where_it_lies, fresh_memory_is_zero, a_released_handle_lives_while_it_is_mapped,
                 a_reservation_can_be_continued, work_runs_across_the_seam_of_two_handles,
-                a_handle_is_lent_by_a_second_mapping,
+                a_second_mapping_borrows_a_handle,
             ]
             moves: [
                 pieces_serve_a_long_request, contents_survive_moves, half_of_the_pieces_in_one,

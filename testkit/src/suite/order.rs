@@ -1,4 +1,4 @@
-//! Streams and events: E1 to E8 of docs/oracle.md, as far as a program can observe them.
+//! Streams and events: the rules E1 to E8 of `sim/src/oracle/mod.rs`, as far as a program can observe them.
 
 use super::*;
 use millpond::driver::Memory;

@@ -103,16 +103,23 @@ pub fn t07_bytes_used_and_acquired_by_scope<T: Bench>(b: &T) {
     other.exit(idle, usage());
     let row = |k: usize| {
         let row = &profile.rows()[k];
-        (row.name.as_str(), row.used, row.used_within, row.acquired, row.acquired_within, row.occurrences)
+        (
+            row.name.as_str(),
+            row.allocated,
+            row.allocated_within,
+            row.reserved,
+            row.reserved_within,
+            row.occurrences,
+        )
     };
     assert_eq!(row(0), ("epoch", MIB, 15 * MIB + 10_000, 0, 5 * MIB, 1));
     assert_eq!(row(1), ("load", 4 * MIB, 4 * MIB, 4 * MIB, 4 * MIB, 1));
     assert_eq!(row(2), ("layer", 10 * MIB, 10 * MIB + 10_000, MIB, MIB, 10));
     assert_eq!(row(3), ("norm", 10_000, 10_000, 0, 0, 10));
     assert_eq!(profile.total(), gpu.usage());
-    assert_eq!((other.rows()[0].used, other.rows().len()), (gpu.usage().used, 1));
+    assert_eq!((other.rows()[0].allocated, other.rows().len()), (gpu.usage().allocated, 1));
     let text = profile.to_string();
-    assert!(text.contains("used within") && text.lines().count() == 6, "{text}");
+    assert!(text.contains("allocated within") && text.lines().count() == 6, "{text}");
 }
 
 /// T18: used, free and total bytes, and the number of free blocks.

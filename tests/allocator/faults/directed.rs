@@ -9,7 +9,7 @@ fn tight() -> Config {
     Config::default().reuse(Reuse::WithWaits).limit(Limit::Bytes(64 * MIB))
 }
 
-/// A wait that cannot be inserted leaves the range where it was, as it was, and the asker as if it had not asked.
+/// A wait that cannot be inserted leaves the range where it was, as it was, and the requester as if it had requested nothing.
 #[test]
 fn a_failed_wait_puts_the_range_back_unchanged() {
     for in_flight in [false, true] {
@@ -128,7 +128,7 @@ fn a_failed_share_records_nothing() {
     all_clean(&sim, gpu);
 }
 
-/// A trim whose second free fails gives the first back, keeps the second whole and usable, and can be asked again.
+/// A trim whose second free fails gives the first back, keeps the second whole and usable, and can be called again.
 #[test]
 fn a_free_that_fails_in_a_trim_keeps_the_segment() {
     let sim = late();

@@ -105,7 +105,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pairs: true,
     },
     Scenario {
-        name: "lend what is complete",
+        name: "migrate what is complete",
         config: tight,
         play: |st| {
             st.open("a")?;
@@ -120,7 +120,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pairs: true,
     },
     Scenario {
-        name: "lend what is ordered",
+        name: "migrate what is ordered",
         config: tight,
         play: |st| {
             st.open("a")?;
@@ -134,7 +134,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pairs: false,
     },
     Scenario {
-        name: "lend with a wait",
+        name: "migrate with a wait",
         config: tight,
         play: |st| {
             st.open("a")?;
@@ -147,7 +147,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
         pairs: true,
     },
     Scenario {
-        name: "lend with waits a piece of a range in flight",
+        name: "migrate with waits a piece of a range in flight",
         config: tight,
         play: |st| {
             for s in ["a", "b", "c"] {

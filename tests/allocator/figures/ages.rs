@@ -5,7 +5,7 @@
 //! Which streams the allocator marks follows from the frees: a stream that sixteen of them wait for, or 16 MiB, is due, and the next call that may
 //! marks all that are due; a trim marks every stream, and so does a request that finds nothing. A stream's own frees count too, once
 //! another one's request looked at its memory, which only the allocator knows: then a stream may have been due or not. And a request that is about to grow
-//! marks streams of which anything was freed since their last marker, or came back from being in flight, or was lent to them, if they seem idle and have
+//! marks streams of which anything was freed since their last marker, or came back from being in flight, or migrated to them, if they seem idle and have
 //! enough. When that was only the allocator knows. How many markers there were is known from the device, and has to be a number that such calls make; mostly it shows whose they were.
 
 use millpond::units::{MIB, StreamId};
@@ -37,7 +37,7 @@ impl Unmarked {
 struct Line {
     least: Unmarked,
     most: Unmarked,
-    /// It was lent memory, or had some in flight.
+    /// Memory migrated to it, or had some in flight.
     was_given: bool,
 }
 
@@ -140,8 +140,8 @@ impl Ages {
         line.was_given |= behind.is_some();
     }
 
-    /// A stream was lent memory.
-    pub(crate) fn lent(&mut self, to: StreamId) {
+    /// Memory migrated to a stream.
+    pub(crate) fn migrated(&mut self, to: StreamId) {
         self.lines.entry(to).or_default().was_given = true;
     }
 

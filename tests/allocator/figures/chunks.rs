@@ -54,13 +54,13 @@ impl Chunks {
                 assert_eq!((chunk.end, chunk.of, chunk.state), (addr.0 + rounded, stream, State::Allocated));
                 chunk.state = State::InFlight;
                 if !in_flight {
-                    self.settle(addr.0);
+                    self.free_and_join(addr.0);
                 }
             }
             Event::Migrate { addr, bytes, from, to } => {
                 self.cut(addr.0, bytes, from, State::InFlight);
                 self.all.get_mut(&addr.0).expect("it was cut").of = to;
-                self.settle(addr.0);
+                self.free_and_join(addr.0);
             }
             _ => {}
         }
@@ -71,7 +71,7 @@ impl Chunks {
         let in_flight = |(&at, c): (&u64, &Chunk)| (c.state == State::InFlight).then_some(at);
         let landed: Vec<u64> = self.all.iter().filter_map(in_flight).collect();
         for at in landed {
-            self.settle(at);
+            self.free_and_join(at);
         }
     }
 
@@ -91,7 +91,7 @@ impl Chunks {
         u64::from(start < at) + u64::from(end < whole.end)
     }
 
-    fn settle(&mut self, at: u64) {
+    fn free_and_join(&mut self, at: u64) {
         let mut chunk = self.all.remove(&at).expect("a chunk");
         chunk.state = State::Free;
         let (mut start, mut joins) = (at, 0);

@@ -1,7 +1,7 @@
 //! What the rungs of the miss ladder say of one request: how often each was tried follows from which served, and in which round.
 //!
 //! A request goes over the rungs in their order until one serves; a round in which nothing moved is followed by one that looks at
-//! everything, in which the host does not wait, and if that finds nothing the user is asked.
+//! everything, in which the host does not wait, and if that finds nothing the callback runs.
 
 use millpond::report::Ladder;
 use std::collections::BTreeSet;
@@ -24,9 +24,9 @@ pub(crate) struct Climb {
     pub served: bool,
     /// By this rung, if that is known.
     pub rung: Option<usize>,
-    /// How often the user was asked: a request that is served after that was helped.
+    /// How often the callback ran: a request that is served after that was helped.
     pub asked: u64,
-    /// So often nothing moved though all was looked at: then the user was asked, or had been too often, or the request was refused.
+    /// So often nothing moved though all was looked at: then the callback ran, or had run too often, or the request was refused.
     pub stuck: u64,
 }
 
@@ -65,7 +65,7 @@ impl Rungs {
     /// How often each rung may have been tried, and served, by one request.
     ///
     /// Rounds in which the host may wait follow one another as long as something moves, which is the device's to say; where nothing waits nothing
-    /// does. Behind one in which nothing moved comes one that looks at everything, without the wait. If that finds nothing either the user is asked,
+    /// does. Behind one in which nothing moved comes one that looks at everything, without the wait. If that finds nothing either the callback runs,
     /// or the request refused. So of each number of rounds there is one number of waits.
     fn ends(self, of: &Climb, tried: [u64; 8], served: [u64; 8]) -> BTreeSet<([u64; 8], [u64; 8])> {
         let mut ends = BTreeSet::new();

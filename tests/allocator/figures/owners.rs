@@ -9,7 +9,7 @@ use millpond::units::StreamId;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// A sink that keeps everything until it is asked.
+/// A sink that keeps everything until it is read.
 #[derive(Default)]
 pub(crate) struct Events(Mutex<Vec<Event>>);
 
@@ -31,7 +31,7 @@ impl Events {
 pub(crate) struct Heard {
     pub host_waits: u64,
     /// Another pool's memory migrated to the stream; no free range served it.
-    pub lent: bool,
+    pub migrated: bool,
     pub missed: bool,
     /// Bytes that came from the device, and that went back.
     pub grew: u64,
@@ -47,8 +47,8 @@ struct Of {
     allocations: u64,
     frees: u64,
     in_flight_frees: u64,
-    lends_in: u64,
-    lends_out: u64,
+    migrations_in: u64,
+    migrations_out: u64,
     waits: u64,
 }
 
@@ -101,11 +101,11 @@ impl Owners {
                 Event::Migrate { addr, bytes, from, to } => {
                     assert!(
                         self.leave(addr.0, bytes).iter().all(|&who| who == from),
-                        "{from} lent what it had not"
+                        "what {from} had not migrated"
                     );
-                    heard.lent |= to_whom == Some(to);
-                    self.of.entry(from).or_default().lends_out += 1;
-                    self.of.entry(to).or_default().lends_in += 1;
+                    heard.migrated |= to_whom == Some(to);
+                    self.of.entry(from).or_default().migrations_out += 1;
+                    self.of.entry(to).or_default().migrations_in += 1;
                     self.enter(addr.0, bytes, to);
                 }
                 Event::Trim { addr, bytes } => {
@@ -169,7 +169,7 @@ impl Owners {
         assert_eq!((r.reserved, r.reserved_peak), (of.held, of.held_peak), "{stream}");
         assert_eq!((c.allocations, c.hits), (of.allocations, of.hits), "{stream}");
         assert_eq!((c.frees, c.in_flight_frees), (of.frees, of.in_flight_frees), "{stream}");
-        assert_eq!((c.migrations_in, c.migrations_out), (of.lends_in, of.lends_out), "{stream}");
+        assert_eq!((c.migrations_in, c.migrations_out), (of.migrations_in, of.migrations_out), "{stream}");
         assert_eq!(c.waits_inserted, of.waits, "{stream}");
         // A take leaves a piece or none, a free range joins two neighbours at most; whatever migrates is cut, enters and is taken.
         assert!(c.splits <= c.allocations, "{stream}: {c:?}");
@@ -185,7 +185,10 @@ impl Owners {
         let sum = |of: fn(&Of) -> u64| self.of.values().map(of).sum::<u64>();
         assert_eq!((c.allocations, c.hits), (sum(|of| of.allocations), sum(|of| of.hits)));
         assert_eq!((c.frees, c.in_flight_frees), (sum(|of| of.frees), sum(|of| of.in_flight_frees)));
-        assert_eq!((c.migrations_in, c.migrations_out), (sum(|of| of.lends_in), sum(|of| of.lends_out)));
+        assert_eq!(
+            (c.migrations_in, c.migrations_out),
+            (sum(|of| of.migrations_in), sum(|of| of.migrations_out))
+        );
         assert_eq!(c.waits_inserted, sum(|of| of.waits));
         if let Some(chunks) = &self.chunks {
             chunks.check_total(r);

@@ -108,7 +108,7 @@ pub(crate) const OF_PINNED: [&str; 4] =
 
 /// What a report says of pinned memory, one segment, by so many requests and frees.
 fn pinned_says(report: &Report, model: &Intervals, (asked, frees, held): (u64, u64, u64)) {
-    let (p, free) = (report.pinned.as_ref().expect("it was asked for"), model.free());
+    let (p, free) = (report.pinned.as_ref().expect("it was requested"), model.free());
     assert_eq!((p.reserved, p.reserved_peak), (held, held));
     assert_eq!((p.free_chunks, p.cached), (free.len() as u64, free.iter().sum()));
     assert_eq!(p.largest_free, free.iter().copied().max().unwrap_or(0));

@@ -199,6 +199,19 @@ fn behind<'a>(text: &'a str, label: &str) -> &'a str {
     &rest[..end]
 }
 
+/// The number in front of a noun, which is in the singular if the number is 1: `label` has it in the plural, behind a space, and may go on.
+fn before_noun(text: &str, label: &str) -> u64 {
+    let (noun, rest) = label[1..].split_once("s ").map_or((&label[1..label.len() - 1], ""), |(a, b)| (a, b));
+    let rest = if rest.is_empty() { String::new() } else { format!(" {rest}") };
+    let singular = format!(" 1 {noun}{rest}");
+    if !text.contains(label) && text.contains(&singular) {
+        return 1;
+    }
+    let n = before(text, label);
+    assert_ne!(n, 1, "{label:?} in {text}");
+    n
+}
+
 /// The number before `label`.
 fn before(text: &str, label: &str) -> u64 {
     let at = text.find(label).unwrap_or_else(|| panic!("no {label:?} in {text}"));
@@ -215,7 +228,7 @@ fn line<'a>(text: &'a str, begins: &str) -> Option<&'a str> {
 
 /// A row of the table; `peak` says whether the cell is right.
 fn row(cells: &[&str], p: &PoolReport, peak: impl Fn(&str) -> bool) {
-    let [_, live, cached, in_flight, shown_peak, allocations, hits, lends, waits, fragmentation] = cells
+    let [_, live, cached, in_flight, shown_peak, allocations, hits, migrations, waits, fragmentation] = cells
     else {
         panic!("{} cells: {cells:?}", cells.len())
     };
@@ -223,7 +236,7 @@ fn row(cells: &[&str], p: &PoolReport, peak: impl Fn(&str) -> bool) {
     assert!(is_size(live, p.allocated) && is_size(cached, p.cached), "{cells:?}");
     assert!(is_size(in_flight, p.in_flight) && peak(shown_peak), "{cells:?}");
     assert_eq!(
-        [*allocations, *lends, *waits],
+        [*allocations, *migrations, *waits],
         [c.allocations, c.migrations_in, c.waits_inserted].map(|n| n.to_string())
     );
     match hits.strip_suffix(" %") {
@@ -268,9 +281,9 @@ fn table_says(r: &Report, text: &str) {
 fn slack_says(r: &Report, text: &str) {
     let slack = line(text, "slack ").unwrap().trim_start_matches("slack").trim_start();
     let known = r.allocated_peak == r.allocated_peak_at_most;
-    let (now, rest) = slack.split_once(" reserved and not live (at the peak ").unwrap();
+    let (now, rest) = slack.split_once(" reserved and not allocated (at the peak ").unwrap();
     assert!(is_size(now, r.reserved - r.total.allocated), "{slack}");
-    let (peak, rest) = rest.split_once("); live over reserved ").unwrap();
+    let (peak, rest) = rest.split_once("); allocated over reserved ").unwrap();
     assert!(if known { is_size(peak, r.reserved_peak - r.allocated_peak) } else { peak == "-" }, "{slack}");
     let (share, rest) = rest.split_once(" (at the peak ").unwrap();
     let is_share = |shown: &str, part: u64, whole: u64| match whole {
@@ -285,9 +298,11 @@ fn slack_says(r: &Report, text: &str) {
         None => assert_eq!((r.sparse, r.sparse_bytes, r.sparse_live), (0, 0, 0)),
         Some(l) => {
             let (sparse, rest) = l.trim_start_matches("sparse").trim_start().split_once(" in ").unwrap();
-            let live = rest.split_once("live, ").unwrap().1.split(':').next().unwrap();
+            let live = rest.split_once("allocated, ").unwrap().1.split(':').next().unwrap();
             assert!(is_size(sparse, r.sparse_bytes) && is_size(live, r.sparse_live), "{l}");
-            assert_eq!(before(l, " segments and handles"), r.sparse);
+            let one = l.contains(" in 1 segment or handle of");
+            assert_eq!(if one { 1 } else { before(l, " segments and handles") }, r.sparse);
+            assert_eq!(one, r.sparse == 1, "{l}");
         }
     }
 }
@@ -299,21 +314,21 @@ fn physical_says(r: &Report, text: &str) {
         return;
     };
     let (handles, addresses) = (lines.0.unwrap(), lines.1.unwrap());
-    let counts =
-        [" created", " released", " spare of", " moves", " of them in use"].map(|l| before(handles, l));
+    let counts = [" created", " released", " spare of", " moves", " of them in use"]
+        .map(|l| if l == " moves" { before_noun(handles, l) } else { before(handles, l) });
     assert_eq!(counts, [p.handles_created, p.handles_released, p.spare_handles, p.moves, p.moves_in_use]);
     let first = handles.trim_start_matches("handles").trim_start();
     let (number, rest) = first.split_once(" of ").unwrap();
     assert_eq!(number.parse(), Ok(p.handles), "{handles}");
     assert!(is_size(rest.split(',').next().unwrap(), p.handle_bytes), "{handles}");
     assert!(is_size(handles.split(" spare of ").nth(1).unwrap().split(';').next().unwrap(), p.spare_bytes));
-    let counts =
-        [" windows of", " mappings", " of them former places", " holes of"].map(|l| before(addresses, l));
-    assert_eq!(counts, [p.windows, p.mappings, p.former_places, p.holes], "{addresses}");
+    let counts = [" windows of", " mappings", " holes of"].map(|l| before_noun(addresses, l));
+    let former = before(addresses, " of them former places");
+    assert_eq!((counts, former), ([p.windows, p.mappings, p.holes], p.former_places), "{addresses}");
     for (label, end, bytes) in [
-        (" windows of ", ',', p.window_bytes),
+        (if p.windows == 1 { " window of " } else { " windows of " }, ',', p.window_bytes),
         (" former places of ", ';', p.former_bytes),
-        (" holes of ", ',', p.hole_bytes),
+        (if p.holes == 1 { " hole of " } else { " holes of " }, ',', p.hole_bytes),
         (" largest hole ", ',', p.largest_hole),
     ] {
         let shown = addresses.split(label).nth(1).unwrap().split(end).next().unwrap();
@@ -366,7 +381,7 @@ fn text_says(r: &Report) {
     }
     let work = line(&text, "work").unwrap();
     let shown = [" splits", " merges", " growths", " releases", " segments now", " host waits"]
-        .map(|l| before(work, l));
+        .map(|l| before_noun(work, l));
     let c = &t.counters;
     assert_eq!(shown, [c.splits, c.merges, r.growths, r.releases, r.segments, c.host_waits]);
     let of_segments = format!("({} created, {} released)", r.segments_created, r.segments_released);
@@ -381,15 +396,18 @@ fn text_says(r: &Report) {
     }
     match (line(&text, "in flight "), t.oldest_in_flight) {
         (Some(l), Some(markers)) => {
-            assert_eq!((before(l, " ranges"), before(l, " markers back")), (t.in_flight_ranges, markers));
-            let bytes = l.split("ranges, ").nth(1).unwrap().split(';').next().unwrap();
+            assert_eq!(
+                (before_noun(l, " ranges"), before_noun(l, " markers back")),
+                (t.in_flight_ranges, markers)
+            );
+            let bytes = l.split(", ").nth(1).unwrap().split(';').next().unwrap();
             assert!(is_size(bytes, t.in_flight), "{l}");
         }
         (l, oldest) => assert_eq!((l, oldest), (None, None)),
     }
     let all: u64 = r.driver_calls.values().sum();
     let driver = line(&text, "driver").unwrap_or("driver 0 calls: ");
-    assert_eq!(before(driver, " calls"), all);
+    assert_eq!(before_noun(driver, " calls"), all);
     let mut shown: Vec<(&str, u64)> = driver
         .split_once(": ")
         .unwrap()

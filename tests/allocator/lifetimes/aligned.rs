@@ -34,11 +34,11 @@ fn near_misses(gpu: &Allocator<Sim>, s: &Stream<Sim>) -> Vec<Allocation<Sim>> {
 /// for it looks at.
 #[test]
 fn what_was_brought_for_an_aligned_request_serves_it() {
-    for lent in [false, true] {
+    for migrated in [false, true] {
         let sim = late();
         let gpu = on(&sim, Config::default().growth(Growth::Exact));
         let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-        let long = lent.then(|| gpu.alloc(LEN + FAR - 512, &t).unwrap());
+        let long = migrated.then(|| gpu.alloc(LEN + FAR - 512, &t).unwrap());
         let kept = near_misses(&gpu, &s);
         drop(long);
         gpu.synchronize().unwrap();
@@ -48,7 +48,7 @@ fn what_was_brought_for_an_aligned_request_serves_it() {
         write(&sim, &x, &s);
         let report = gpu.report();
         let counted = (report.growths - growths, report.total.counters.migrations_in, report.moving);
-        assert_eq!(counted, if lent { (0, 1, 0) } else { (1, 0, 0) });
+        assert_eq!(counted, if migrated { (0, 1, 0) } else { (1, 0, 0) });
         drop((x, kept, s, t));
         all_clean(&sim, gpu);
     }

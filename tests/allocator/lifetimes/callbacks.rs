@@ -174,7 +174,7 @@ fn an_out_of_memory_callback_makes_room() {
 }
 
 /// What the callback frees may still be in use by another stream's work: the host waits for that work too, although it
-/// has waited before the callback was asked.
+/// has waited before the callback ran.
 #[test]
 fn what_a_callback_frees_is_waited_for() {
     let sim = late();

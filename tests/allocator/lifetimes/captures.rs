@@ -215,7 +215,7 @@ fn a_stream_that_is_dropped_in_its_capture_is_gone() {
 /// A capture on a stream of ours that was shared with other code since, of which an allocation's handle was made before: what is not in the cache is
 /// refused, and so is a wait of the host. Both would end the capture.
 #[test]
-fn a_capture_on_a_lent_stream_of_ours_lives() {
+fn a_capture_on_a_borrowed_stream_of_ours_lives() {
     let sim = late();
     let gpu = on(&sim, small());
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
@@ -458,7 +458,7 @@ fn one_stream_that_cannot_be_marked_does_not_let_a_deterministic_allocator_grow(
     for gone in [false, true] {
         let sim = late();
         let gpu = on(&sim, Config::default().deterministic(true));
-        // The first that is asked.
+        // The first that is queried.
         let native = sim.stream().unwrap();
         let c = gpu.adopt(native.clone()).unwrap();
         let (t, s) = (gpu.stream().unwrap(), gpu.stream().unwrap());

@@ -27,7 +27,7 @@ struct Stage {
     block: Allocation<Sim>,
     pinned: PinnedAllocation<Sim>,
     source: Arc<millpond::PinnedArray<u32, Sim>>,
-    lent: Allocation<Sim>,
+    external: Allocation<Sim>,
     /// Indices for gathers and scatters: all 0.
     at: DeviceArray<u32, Sim>,
 }
@@ -43,7 +43,7 @@ impl Stage {
             block: gpu.alloc(MIB, &s).unwrap(),
             pinned: gpu.alloc_pinned(MIB).unwrap(),
             source: Arc::new(gpu.pinned_zeros(LEN).unwrap()),
-            lent: gpu.alloc(4 * LEN as u64, &s).unwrap(),
+            external: gpu.alloc(4 * LEN as u64, &s).unwrap(),
             at: gpu.zeros(LEN, &s).unwrap(),
             sim,
             gpu,
@@ -54,7 +54,7 @@ impl Stage {
 
     fn end(self) {
         let Stage { sim, gpu, p, s, .. } = self;
-        drop((self.of_p, self.of_s, self.block, self.pinned, self.source, self.lent, self.at, p, s));
+        drop((self.of_p, self.of_s, self.block, self.pinned, self.source, self.external, self.at, p, s));
         gpu.synchronize().unwrap();
         gpu.trim(Trim::All).unwrap();
         all_clean(&sim, gpu);
@@ -128,8 +128,11 @@ const VERBS: &[Verb] = &[
         })
     }),
     ("from_external", |st| {
-        let memory =
-            ExternalMemory { device: st.gpu.device(), address: st.lent.address(), bytes: st.lent.len() };
+        let memory = ExternalMemory {
+            device: st.gpu.device(),
+            address: st.external.address(),
+            bytes: st.external.len(),
+        };
         // SAFETY: the range is an allocation's that outlives the array, and nothing else uses it.
         unsafe { DeviceArray::<u32, _>::from_external(memory, LEN, (), &st.p) }.map(drop).map_err(|((), e)| e)
     }),

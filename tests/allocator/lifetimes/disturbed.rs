@@ -183,7 +183,7 @@ fn a_panic_loses_no_memory() {
             sim.panic_behind(Call::MemFree, 1);
             panics(|| drop(gpu.trim(Trim::All)));
         }),
-        ("a lend", |sim, gpu| {
+        ("a migration", |sim, gpu| {
             let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
             let x = gpu.alloc(20 * MIB, &s).unwrap();
             sim.launch(s.native(), Launch::new("w").writes(x.address(), 512)).unwrap();

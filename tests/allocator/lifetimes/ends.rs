@@ -217,7 +217,7 @@ fn a_wait_beside_captures_does_without_a_marker() {
 }
 
 /// Where the driver has no context-wide events, a wait for what was freed with unknown users is one for the device: not while a stream captures
-/// that can be asked.
+/// that can be queried.
 #[test]
 fn a_wait_in_place_of_a_context_wide_event_queries_captures() {
     let sim = late().waiting_frees(false);

@@ -82,7 +82,7 @@ fn a_limit_that_is_not_reached_is_not_set() {
     all_clean(&sim, gpu);
 }
 
-/// Bytes that are freed behind a stream's work are, though the driver panics when it is asked about the stream, or in what is due.
+/// Bytes that are freed behind a stream's work are, though the driver panics when it is queried about the stream, or in what is due.
 #[test]
 fn a_free_on_a_stream_is_behind_it() {
     let sim = late();
@@ -151,9 +151,9 @@ fn the_end_of_an_allocator_gives_everything_back() {
 #[test]
 fn each_kept_value_is_waited_for() {
     let sim = late();
-    let (gpu, lender) = (on(&sim, Config::default()), on(&sim, Config::default().pinned_limit(64 * MIB)));
+    let (gpu, source) = (on(&sim, Config::default()), on(&sim, Config::default().pinned_limit(64 * MIB)));
     let (s, t) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let sources = [(); 2].map(|()| Arc::new(lender.pinned_from_fn(4096, |_| 7_u8).unwrap()));
+    let sources = [(); 2].map(|()| Arc::new(source.pinned_from_fn(4096, |_| 7_u8).unwrap()));
     let mut to = [&s, &t].map(|on| gpu.uninit::<u8>(4096, on).unwrap());
     for (to, (from, on)) in to.iter_mut().zip(sources.iter().zip([&s, &t])) {
         drop(to.copy_from(Arc::clone(from), on).unwrap());
@@ -164,9 +164,9 @@ fn each_kept_value_is_waited_for() {
     assert!(ended.is_err(), "the wait panics");
     sim.clear_faults();
     // The next owner of a source's memory writes it at once.
-    let mut next = lender.pinned_zeros::<u8>(4096).unwrap();
+    let mut next = source.pinned_zeros::<u8>(4096).unwrap();
     next.fill(9);
-    drop((next, lender));
+    drop((next, source));
     sim.verdict().unwrap();
 }
 

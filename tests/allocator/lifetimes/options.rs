@@ -111,7 +111,7 @@ fn reset_peaks_sets_every_peak() {
     all_clean(&sim, gpu);
 }
 
-/// Two runs on devices of different temper: the same addresses, whatever was asked of events in between.
+/// Two runs on devices of different temper: the same addresses, whatever queries of events there were in between.
 #[test]
 fn deterministic_runs_do_not_depend_on_the_device() {
     let run = |schedule: Schedule, deterministic: bool| {
@@ -267,7 +267,7 @@ fn alignments() {
     all_clean(&sim, gpu);
 }
 
-/// What was allocated and what was acquired, pools that are gone included.
+/// What was allocated and what was reserved, pools that are gone included.
 #[test]
 fn usage_counts_served_and_acquired() {
     let sim = late();
@@ -279,8 +279,8 @@ fn usage_counts_served_and_acquired() {
     gpu.synchronize().unwrap();
     gpu.trim(Trim::All).unwrap();
     let usage = gpu.usage();
-    assert_eq!(usage.used, 3 * (MIB - 1), "pools that are gone count");
-    assert_eq!(usage.acquired, gpu.report().growths * MIB);
+    assert_eq!(usage.allocated, 3 * (MIB - 1), "pools that are gone count");
+    assert_eq!(usage.reserved, gpu.report().growths * MIB);
     all_clean(&sim, gpu);
 }
 

@@ -180,7 +180,7 @@ fn absurd_pinned_sizes() {
     }
     let refused = gpu.alloc_pinned((1 << 41) - 512).unwrap_err();
     assert!(refused.out_of_memory().is_some_and(|o| o.driver.is_some()), "{refused}");
-    // The planned segment does not fit, the rounded one neither; exactly what was asked does.
+    // The planned segment does not fit, the rounded one neither; exactly what was requested does.
     let most = gpu.alloc_pinned(128 * MIB - 512).unwrap();
     let one = gpu.alloc_pinned(1).unwrap();
     assert_eq!(one.address().0 % 512, 0);

@@ -189,7 +189,7 @@ fn a_request_queries_few_of_many_streams() {
         x.share_with(user).unwrap();
         sim.launch(user.native(), Launch::new("use").reads(x.address(), 512)).unwrap();
         drop(x);
-        // A marker of its own, which can be asked about.
+        // A marker of its own, which can be queried.
         drop(user.record().unwrap());
     }
     let asked = || sim.ledger().calls_of(Call::EventQuery);

@@ -87,11 +87,11 @@ fn share_with_orders_after_the_former_life() {
 #[test]
 fn independent_streams_get_no_inserted_wait() {
     // As source and as receiver.
-    for lender in [true, false] {
+    for source in [true, false] {
         let sim = late();
         let gpu = on(&sim, tight().bounded_wait(core::time::Duration::ZERO).policy(Policy::Footprint));
         let (free, alone) = (gpu.stream().unwrap(), gpu.stream().unwrap().independent());
-        let (from, to) = if lender { (&alone, &free) } else { (&free, &alone) };
+        let (from, to) = if source { (&alone, &free) } else { (&free, &alone) };
         let x = gpu.alloc(64 * MIB, from).unwrap();
         write(&sim, &x, from);
         drop(x);
@@ -201,7 +201,7 @@ fn a_piece_of_a_range_in_flight_migrates() {
     all_clean(&sim, gpu);
 }
 
-/// Rung 8 waits for every use of a range, one after the other, when waits may not be inserted.
+/// The wait rung waits for every use of a range, one after the other, when waits may not be inserted.
 #[test]
 fn the_host_waits_for_all_uses_of_a_range() {
     let sim = late();

@@ -98,7 +98,7 @@ fn what_others_have_pending_stays_and_the_error_has_their_figures() {
     all_clean(&there, b);
 }
 
-/// The soft limit of a group tightens each member, and the sink of the one that crosses it is told.
+/// The soft limit of a group tightens each member, and the sink of the one that crosses it receives the event.
 #[test]
 fn a_group_has_a_soft_limit() {
     let (sim, ring) = (late(), Arc::new(Ring::new(64)));
@@ -183,9 +183,9 @@ fn a_failed_growth_claims_nothing() {
     }
 }
 
-/// A member that is being asked ends: its end waits until the asker is through with it, and nothing is lost.
+/// A member that gives memory back for another one ends: its end waits until the other is through with it, and nothing is lost.
 #[test]
-fn a_member_that_is_asked_may_end() {
+fn a_member_that_gives_back_may_end() {
     for (call, nth) in [(Call::Unmap, 1), (Call::Unmap, 3), (Call::Release, 1), (Call::Release, 3)] {
         let sim = late();
         let group = group(64);

@@ -29,7 +29,7 @@ enum Step {
         kib: u64,
         how: How,
         /// Behind a synchronisation: whatever is free is complete, and known to be.
-        settled: bool,
+        synchronized: bool,
     },
     Free {
         at: usize,
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
     let kib = || prop_oneof![5 => (1..24_u64).prop_map(|mib| mib << 10), 1 => 1..600_u64];
     let kind = prop_oneof![Just(HostKind::Cached), Just(HostKind::WriteCombined)];
     prop_oneof![
-        12 => (0..4_usize, kib(), how, prop::bool::weighted(0.2)).prop_map(|(on, kib, how, settled)| Step::Alloc { on, kib, how, settled }),
+        12 => (0..4_usize, kib(), how, prop::bool::weighted(0.2)).prop_map(|(on, kib, how, synchronized)| Step::Alloc { on, kib, how, synchronized }),
         8 => (any::<usize>(), 0..6_usize).prop_map(|(at, by)| Step::Free { at, by }),
         4 => (kib(), kind, 0..2_usize).prop_map(|(kib, kind, on)| Step::Pin { kib, kind, on }),
         3 => (any::<usize>(), any::<bool>()).prop_map(|(at, unknown)| Step::Unpin { at, unknown }),
@@ -175,11 +175,11 @@ impl Program {
 
     fn step(&mut self, step: &Step, seen: &mut Seen) -> Result<(), TestCaseError> {
         match *step {
-            Step::Alloc { on, kib, how, settled } => {
-                if settled {
+            Step::Alloc { on, kib, how, synchronized } => {
+                if synchronized {
                     self.gpu.synchronize().unwrap();
                 }
-                self.alloc(on, kib * KIB, how, settled, seen)?;
+                self.alloc(on, kib * KIB, how, synchronized, seen)?;
             }
             Step::Free { at, by } if !self.blocks.is_empty() => {
                 let (block, _) = self.blocks.swap_remove(at % self.blocks.len());
@@ -212,7 +212,7 @@ impl Program {
         on: usize,
         bytes: u64,
         how: How,
-        settled: bool,
+        synchronized: bool,
         seen: &mut Seen,
     ) -> Result<(), TestCaseError> {
         let ask = |p: &Program, on: usize, how: How| {
@@ -281,7 +281,7 @@ impl Program {
         }
         let brought = self.trim(|gpu| gpu.report().reserved);
         prop_assert!(brought >= refused.trim_would_free, "{brought} bytes: {refused}");
-        if settled && refused.tried.contains(&"trim") {
+        if synchronized && refused.tried.contains(&"trim") {
             seen.saw("all that a trim brings was brought", true);
             let taken = self.gpu.report().reserved;
             prop_assert!(taken + refused.needed > ROOM, "{taken} bytes are left behind a trim: {refused}");

@@ -272,7 +272,7 @@ fn a_request_waits_for_spare_handles_in_transit() {
     all_clean(&sim, gpu);
 }
 
-/// A driver that has addresses and no physical memory behind them is asked once: then there are plain segments as without virtual memory.
+/// A driver that has addresses and no physical memory behind them is queried once: then there are plain segments as without virtual memory.
 #[test]
 fn a_driver_without_physical_memory_is_called_once() {
     for call in [Call::Create, Call::Map, Call::SetAccess] {

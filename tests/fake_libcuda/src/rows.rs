@@ -6,7 +6,7 @@
 use crate::entry::{Fail, Outcome};
 use crate::raw::In;
 use crate::state::stream;
-use millpond::driver::{Copies, Pitched, Place};
+use millpond::driver::{Copies, CopySide, Pitched};
 use millpond::units::Addr;
 use std::ffi::c_int;
 
@@ -37,11 +37,11 @@ struct Side {
 
 impl Side {
     /// The first byte that is copied.
-    fn place(&self, x: usize, y: usize) -> Outcome<Place> {
+    fn place(&self, x: usize, y: usize) -> Outcome<CopySide> {
         let skipped = (y * self.pitch + x) as u64;
         match self.kind {
-            1 => Ok(Place::Pinned(std::ptr::with_exposed_provenance_mut((self.host + skipped) as usize))),
-            2 => Ok(Place::Device(Addr(self.device + skipped))),
+            1 => Ok(CopySide::Pinned(std::ptr::with_exposed_provenance_mut((self.host + skipped) as usize))),
+            2 => Ok(CopySide::Device(Addr(self.device + skipped))),
             other => Err(Fail::unsupported(format!("memory of type {other} is not modelled"))),
         }
     }

@@ -336,7 +336,7 @@ pub async fn alloc(mut w: WorldRef, t: usize, n: usize, arr: bool) -> Option<usi
     None
 }
 
-/// The host waits for something pending in any pool (rung 8); at quiescence for everything.
+/// The host waits for something pending in any pool (the wait rung); at quiescence for everything.
 pub async fn bounded_wait(mut w: WorldRef) {
     let mut l: Vec<(usize, Epoch)> = vec![];
     for p in 0..w.cfg.ns {

@@ -81,10 +81,10 @@ impl Path {
         self.operations.push(Operation { after, asked: self.host, nanos, closed: false, over: None });
         let number = self.operations.len() - 1;
         self.streams[stream].1 = Some(number);
-        self.settle(number);
+        self.finish(number);
         number
     }
-    fn settle(&mut self, number: usize) {
+    fn finish(&mut self, number: usize) {
         let Operation { after, asked, nanos, closed, .. } = &self.operations[number];
         let ready =
             after.iter().try_fold(*asked, |ready, &o| self.operations[o].over.map(|over| over.max(ready)));
@@ -102,7 +102,7 @@ impl Path {
         let late: Vec<usize> =
             (gate..self.operations.len()).filter(|&o| self.operations[o].over.is_none()).collect();
         for &o in &late {
-            self.settle(o);
+            self.finish(o);
         }
         late.iter().filter(|&&o| self.operations[o].over.is_some()).count() as u64
     }

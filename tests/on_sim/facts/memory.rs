@@ -207,10 +207,10 @@ fn with_contents_off_nothing_is_kept_and_nothing_is_found() {
 #[test]
 #[allow(unsafe_code, reason = "a copy of nothing")]
 fn a_copy_of_rows_of_nothing_is_nothing() {
-    use millpond::driver::{Copies, Pitched, Place};
+    use millpond::driver::{Copies, CopySide, Pitched};
     let sim = sim();
     let (s, range) = (sim.stream().expect("s"), sim.allocate(512).expect("memory"));
-    let place = || Place::Device(range.addr());
+    let place = || CopySide::Device(range.addr());
     let copy =
         Pitched { to: place(), to_pitch: 512, from: place(), from_pitch: 512, width: 0, rows: u64::MAX };
     // SAFETY: no bytes are copied.

@@ -1,4 +1,4 @@
-//! The edges of stream order, E1 to E8.
+//! The rules of stream order, E1 to E8 (`sim/src/oracle/mod.rs`).
 
 use super::*;
 use millpond::error::DriverErrorKind;

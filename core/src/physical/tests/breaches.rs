@@ -86,7 +86,7 @@ const ADDRESSES: &[Breach] = &[
     ("B2", "HandleId(0) is mapped into segment 9, which is no window", || {
         let mut memory = memory();
         let busy = create(&mut memory, 1);
-        memory.start_map(&busy, Place { segment: SegmentId(9), unit: 0 });
+        memory.start_map(&busy, WindowPosition { segment: SegmentId(9), unit: 0 });
     }),
     ("B8", "HandleId(0) is mapped into segment 7, which is closed", || {
         let mut memory = memory();
@@ -154,7 +154,7 @@ const HANDLES: &[Breach] = &[
     }),
     (
         "B2",
-        "start_map of HandleId(0) at Place { segment: SegmentId(7), unit: 1 }, which arrives at Some",
+        "start_map of HandleId(0) at WindowPosition { segment: SegmentId(7), unit: 1 }, which arrives at Some",
         || {
             let (mut memory, busy) = begun();
             memory.start_map(&busy, at(0));
@@ -218,7 +218,7 @@ const HANDLES: &[Breach] = &[
         memory.map_stuck(&busy);
         memory.map_stuck(&busy);
     }),
-    ("B2", "Place { segment: SegmentId(7), unit: 4 } becomes Leaving but is no slot", || {
+    ("B2", "WindowPosition { segment: SegmentId(7), unit: 4 } becomes Leaving but is no slot", || {
         let (mut memory, busy) = begun();
         memory.start_map(&busy, at(0));
         window(&mut memory).slots.remove(&4);
@@ -232,29 +232,29 @@ const HANDLES: &[Breach] = &[
 ];
 
 const SLOTS: &[Breach] = &[
-    ("B6", "Place { segment: SegmentId(7), unit: 4 } drains but is no slot", || {
+    ("B6", "WindowPosition { segment: SegmentId(7), unit: 4 } drains but is no slot", || {
         let (mut memory, _) = drains();
         window(&mut memory).slots.remove(&4);
         memory.drained(1, |_| true);
     }),
-    ("B6", "Place { segment: SegmentId(7), unit: 4 } is in the queue but Here", || {
+    ("B6", "WindowPosition { segment: SegmentId(7), unit: 4 } is in the queue but Here", || {
         let (mut memory, _) = drains();
         slot(&mut memory, 4).state = SlotState::Here;
         memory.drained(1, |_| true);
     }),
-    ("B2", "Place { segment: SegmentId(9), unit: 0 } is in no window", || {
-        let _ = memory().leaving(Place { segment: SegmentId(9), unit: 0 }, 1);
+    ("B2", "WindowPosition { segment: SegmentId(9), unit: 0 } is in no window", || {
+        let _ = memory().leaving(WindowPosition { segment: SegmentId(9), unit: 0 }, 1);
     }),
-    ("B2", "HandleId(0) left Place { segment: SegmentId(7), unit: 4 } but was at []", || {
+    ("B2", "HandleId(0) left WindowPosition { segment: SegmentId(7), unit: 4 } but was at []", || {
         let (mut memory, id, left) = left();
         memory.handles.known(id).former.clear();
         memory.unmapped(left);
     }),
-    ("B10", "unmapped of Place { segment: SegmentId(7), unit: 4 }, which is None", || {
+    ("B10", "unmapped of WindowPosition { segment: SegmentId(7), unit: 4 }, which is None", || {
         let (_, _, left) = left();
         memory().unmapped(left);
     }),
-    ("B10", "drain of Place { segment: SegmentId(7), unit: 4 }, which is Some(Slot", || {
+    ("B10", "drain of WindowPosition { segment: SegmentId(7), unit: 4 }, which is Some(Slot", || {
         let (_, _, left) = left();
         let (mut memory, _) = drains();
         memory.drain(left, pending(2));
@@ -308,7 +308,7 @@ const WALKER: &[Breach] = &[
         memory.draining.clear();
         memory.check();
     }),
-    ("B6", "the queue has {Place", || {
+    ("B6", "the queue has {WindowPosition", || {
         let (mut memory, _) = one();
         memory.draining.push_back(at(4));
         memory.check();
@@ -325,18 +325,18 @@ const WALKER: &[Breach] = &[
         window(&mut memory).slots.insert(5, twin);
         memory.check();
     }),
-    ("B2", "Place { segment: SegmentId(7), unit: 4 } has HandleId(9), which does not exist", || {
+    ("B2", "WindowPosition { segment: SegmentId(7), unit: 4 } has HandleId(9), which does not exist", || {
         let (mut memory, _) = one();
         slot(&mut memory, 4).handle = HandleId(9);
         memory.check();
     }),
-    ("B2", "Place { segment: SegmentId(7), unit: 4 } has 3 units, HandleId(0) has 2", || {
+    ("B2", "WindowPosition { segment: SegmentId(7), unit: 4 } has 3 units, HandleId(0) has 2", || {
         let (mut memory, _) = one();
         slot(&mut memory, 4).units = 3;
         memory.check();
     }),
     // A third mapping.
-    ("B2", "Place { segment: SegmentId(7), unit: 20 } is Draining", || {
+    ("B2", "WindowPosition { segment: SegmentId(7), unit: 20 } is Draining", || {
         let (mut memory, _) = drains();
         let third = slot(&mut memory, 4).clone();
         window(&mut memory).slots.insert(20, third);
@@ -344,19 +344,23 @@ const WALKER: &[Breach] = &[
     }),
     (
         "B2",
-        "Place { segment: SegmentId(7), unit: 4 } is Here for HandleId(0), which is at None, arrives at None and was at []",
+        "WindowPosition { segment: SegmentId(7), unit: 4 } is Here for HandleId(0), which is at None, arrives at None and was at []",
         || {
             let (mut memory, id) = one();
             memory.handles.known(id).at = None;
             memory.check();
         },
     ),
-    ("B10", "Place { segment: SegmentId(7), unit: 0 } is Arriving, but HandleId(0) is Mapped", || {
-        let (mut memory, busy) = begun();
-        memory.start_map(&busy, at(0));
-        memory.handles.known(busy.id()).state = HandleState::Mapped;
-        memory.check();
-    }),
+    (
+        "B10",
+        "WindowPosition { segment: SegmentId(7), unit: 0 } is Arriving, but HandleId(0) is Mapped",
+        || {
+            let (mut memory, busy) = begun();
+            memory.start_map(&busy, at(0));
+            memory.handles.known(busy.id()).state = HandleState::Mapped;
+            memory.check();
+        },
+    ),
     ("B2", "the slots of segment 7 end at 257 of 256", || {
         let mut memory = memory();
         let id = map(&mut memory, 255, 1);
@@ -397,7 +401,7 @@ const WALKER: &[Breach] = &[
     }),
     (
         "B2",
-        "HandleId(0) has a mapping at Place { segment: SegmentId(7), unit: 4 }, but that slot is None",
+        "HandleId(0) has a mapping at WindowPosition { segment: SegmentId(7), unit: 4 }, but that slot is None",
         || {
             let (mut memory, _) = one();
             window(&mut memory).slots.clear();

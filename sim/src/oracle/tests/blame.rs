@@ -142,7 +142,7 @@ fn an_overrun_is_the_programs_and_names_the_neighbour() {
     let v = b.convicts(Property::P3, Blame::Program, Fault::Overrun);
     assert_eq!(v.later.allocation.as_ref().unwrap().id, a);
     assert_eq!(v.earlier.as_ref().unwrap().allocation.as_ref().unwrap().id, n);
-    assert_eq!(v.place, Some(Place { phys: SEGMENT, offset: 256, bytes: 512 }));
+    assert_eq!(v.place, Some(PhysicalRange { phys: SEGMENT, offset: 256, bytes: 512 }));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn conflicting_accesses_of_one_generation_race() {
         b.touch(2, first, a, 0, 512);
         b.touch(3, second, a, 256, 512 - 256);
         let v = b.convicts(Property::Race, Blame::Program, Fault::Race);
-        assert_eq!(v.place, Some(Place { phys: SEGMENT, offset: 256, bytes: 256 }));
+        assert_eq!(v.place, Some(PhysicalRange { phys: SEGMENT, offset: 256, bytes: 256 }));
     }
     let mut b = Bench::new();
     let a = b.alloc(1, 0, 512);
@@ -425,13 +425,13 @@ fn a_race_of_two_operations_that_the_library_knew_is_the_librarys() {
 
 #[test]
 fn a_race_with_a_recorded_use_is_the_librarys() {
-    let told_before = unordered_writes(|b, a| b.used(a, 2), |b, a| b.comes(a, 3, Write));
-    told_before.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
-    let told_after = |b: &mut Bench, a| {
+    let reported_before = unordered_writes(|b, a| b.used(a, 2), |b, a| b.comes(a, 3, Write));
+    reported_before.convicts(Property::Race, Blame::Allocator, Fault::UnorderedOperation);
+    let reported_after = |b: &mut Bench, a| {
         b.oracle.used_so_far(HOST, a, StreamKey(2));
         b.comes(a, 3, Write);
     };
-    unordered_writes(|_, _| (), told_after).convicts(
+    unordered_writes(|_, _| (), reported_after).convicts(
         Property::Race,
         Blame::Allocator,
         Fault::UnorderedOperation,

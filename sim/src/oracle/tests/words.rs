@@ -466,13 +466,13 @@ fn a_verdict_counts_and_lists_the_allocators_first() {
     b.free(a);
     let text = b.oracle.verdict().unwrap_err().to_string();
     assert!(
-        text.starts_with("1 ordering violation in 0 accesses, the program's\n1. P3, the program's"),
+        text.starts_with("1 ordering violation in 0 accesses, caused by the program\n1. P3, the program's"),
         "{text}"
     );
     b.alloc(1, 0, 16);
     b.alloc(1, 0, 16);
     let text = b.oracle.verdict().unwrap_err().to_string();
-    let head = "2 ordering violations in 0 accesses, 1 of them the allocator's\n1. P1, the allocator's fault";
+    let head = "2 ordering violations in 0 accesses, 1 of them caused by the allocator\n1. P1, the allocator's fault";
     assert!(text.starts_with(head), "{text}");
     assert!(text.contains("\n2. P3, the program's fault"), "{text}");
     for _ in 0..7 {
