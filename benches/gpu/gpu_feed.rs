@@ -178,7 +178,7 @@ impl Bench {
         );
         let mut aims = Vec::new();
         for kernels in [1_u32, 64, 512] {
-            let run = OutOfCore::new(&gpu).budget(limit / 2).fillers(8);
+            let run = OutOfCore::new(&gpu).budget(limit / 2).fillers(8).drainers(6);
             let add = |range: &std::ops::Range<usize>,
                        chunk: &mut millpond::DeviceViewMut<'_, f32, Cuda>,
                        times: u32| {

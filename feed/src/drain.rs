@@ -121,8 +121,10 @@ struct Flying<T: Pod, D: Driver> {
 }
 
 struct Line<'env, T: Pod, E, D: Driver> {
-    /// Not there while it runs.
-    sink: Option<Sink<'env, T, E>>,
+    /// Those that do not run.
+    sinks: Vec<Sink<'env, T, E>>,
+    /// The result whose copy a thread waits for: nobody begins with those behind it before that copy is known to be whole.
+    arriving: Option<u64>,
     queue: VecDeque<Flying<T, D>>,
     /// A push has the turn: results are queued in the order of their numbers.
     pushing: bool,
@@ -151,13 +153,16 @@ pub(crate) struct Flow<'env, T: Pod, E, D: Driver> {
 }
 
 impl<'env, T: Pod, E: Send, D: Driver> Flow<'env, T, E, D> {
+    /// One sink gets the results one by one, in order. Of several, which may be called at once, each result goes to one: the calls begin in order,
+    /// behind the arrival of all earlier results, and end in any order. Those that have begun when the flow ends are the first ones.
     pub(crate) fn new(
         gpu: &Allocator<D>,
         (depth, budget, inline): (usize, u64, bool),
-        sink: Sink<'env, T, E>,
+        sinks: Vec<Sink<'env, T, E>>,
     ) -> Result<Flow<'env, T, E, D>, Error> {
         let line = Line {
-            sink: Some(sink),
+            sinks,
+            arriving: None,
             queue: VecDeque::new(),
             pushing: false,
             pushed: 0,
@@ -229,21 +234,35 @@ impl<'env, T: Pod, E: Send, D: Driver> Flow<'env, T, E, D> {
         view.to_pinned(&self.copy)
     }
 
-    /// Gives the oldest result to the sink, if there is one and nobody else does. Whether there was.
+    /// Gives the oldest result to a sink, if there is one of each and nobody waits for an earlier one. Whether there was.
     fn take_one(&self, line: &mut MutexGuard<'_, Line<'env, T, E, D>>) -> bool {
-        if line.queue.is_empty() || line.cancelled {
+        let waits = line.arriving.is_some() && !planted(Bug::TurnIgnored);
+        if waits || line.sinks.is_empty() || line.cancelled {
             return false;
         }
-        let Some(mut sink) = line.sink.take() else { return false };
         let Some(Flying { number, bytes, download }) = line.queue.pop_front() else { return false };
-        let (taken, sink) = MutexGuard::unlocked(line, || {
-            let taken = match download.wait() {
-                Err(error) => Err(DrainError::Device { number, error }),
-                Ok(data) => give(&mut sink, number, &data),
-            };
-            (taken, sink)
+        let Some(mut sink) = line.sinks.pop() else { return false };
+        line.arriving = Some(number);
+        let arrived = MutexGuard::unlocked(line, || {
+            let data = download.wait()?;
+            data.host_ready()?;
+            Ok(data)
         });
-        line.sink = Some(sink);
+        // Under the same lock as the end where it failed: nobody takes the next result in between.
+        line.arriving = None;
+        let taken = match arrived {
+            Err(error) => Err(DrainError::Device { number, error }),
+            Ok(data) => {
+                if !line.sinks.is_empty() {
+                    self.changed.notify_all();
+                }
+                MutexGuard::unlocked(line, || {
+                    let data = data;
+                    give(&mut sink, number, &data)
+                })
+            }
+        };
+        line.sinks.push(sink);
         (line.out, line.out_bytes) = (line.out - 1, line.out_bytes - bytes);
         match taken {
             Ok(bytes) => {
@@ -251,7 +270,9 @@ impl<'env, T: Pod, E: Send, D: Driver> Flow<'env, T, E, D> {
                 line.stats.bytes += bytes;
             }
             Err(error) => {
-                (line.failed, line.failed_at) = (Some(error), Some(number));
+                if line.failed_at.is_none_or(|earlier| number < earlier) {
+                    (line.failed, line.failed_at) = (Some(error), Some(number));
+                }
                 let gone = line.end();
                 MutexGuard::unlocked(line, || drop(gone));
             }
@@ -260,7 +281,7 @@ impl<'env, T: Pod, E: Send, D: Driver> Flow<'env, T, E, D> {
         true
     }
 
-    /// What the thread does.
+    /// What a thread does.
     pub(crate) fn work(&self) {
         let mut line = self.line.lock();
         loop {
@@ -365,7 +386,7 @@ impl<D: Driver> DrainBuilder<'_, D> {
         sink: impl FnMut(Drained<'_, T>) -> Result<(), E> + Send + 'static,
     ) -> Result<Drain<T, E, D>, StartError> {
         let limits = (self.depth, self.budget, !self.thread);
-        let flow = Arc::new(Flow::new(self.gpu, limits, Box::new(sink))?);
+        let flow = Arc::new(Flow::new(self.gpu, limits, vec![Box::new(sink)])?);
         let work = Arc::clone(&flow);
         let thread = self.thread.then(|| {
             std::thread::Builder::new().name("millpond-drain".to_owned()).spawn(move || work.work())
@@ -469,5 +490,78 @@ impl<T: Pod, E: Send + 'static, D: Driver> Drop for Drain<T, E, D> {
 impl<T: Pod, E: Send + 'static, D: Driver> fmt::Debug for Drain<T, E, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Drain({:?})", self.stats())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planted::planting;
+    use core::time::Duration;
+    use millpond::Config;
+    use millpond_sim::Sim;
+    use std::sync::mpsc;
+
+    /// Two results on their way to two sinks, which take what `sink` does with each.
+    fn two_of_two<R>(
+        sink: impl Fn(u64) -> Result<(), &'static str> + Sync,
+        run: impl FnOnce(&Flow<'_, u32, &'static str, Sim>) -> R,
+    ) -> R {
+        let gpu = Allocator::new(Sim::new(1 << 30), Config::default()).expect("nothing fails here");
+        let work = gpu.stream().expect("a stream");
+        let sinks =
+            (0..2).map(|_| -> Sink<'_, u32, _> { Box::new(|result| sink(result.number())) }).collect();
+        let flow = Flow::new(&gpu, (2, u64::MAX, false), sinks).expect("it starts");
+        let x = gpu.zeros::<u32>(8, &work).expect("there is memory");
+        for _ in 0..2 {
+            flow.push(x.view(), &work).expect("there is room");
+        }
+        run(&flow)
+    }
+
+    /// The first result's call ends after the second's has begun. The limit is for a failure only.
+    #[test]
+    fn several_sinks_run_at_once() {
+        let (begun, second) = mpsc::channel();
+        let second = Mutex::new(second);
+        let sink = |number| match number {
+            0 => second
+                .lock()
+                .recv_timeout(Duration::from_secs(50))
+                .map_err(|_| "the second waits for the first"),
+            _ => begun.send(()).map_err(|_| "nobody listens"),
+        };
+        planting(None, || {
+            two_of_two(sink, |flow| {
+                std::thread::scope(|scope| {
+                    for _ in 0..2 {
+                        scope.spawn(|| flow.work());
+                    }
+                    flow.flush();
+                    flow.close(true);
+                });
+                assert_eq!(flow.result().expect("both sinks took theirs").results, 2);
+            });
+        });
+    }
+
+    /// While an earlier copy may still fail no result behind it is begun: what is written when a run ends early is the beginning.
+    #[test]
+    fn nothing_is_begun_before_earlier_results_are_there() {
+        let begun_early = || {
+            two_of_two(
+                |_| Ok(()),
+                |flow| {
+                    let mut line = flow.line.lock();
+                    line.arriving = Some(0);
+                    let early = flow.take_one(&mut line);
+                    line.arriving = None;
+                    assert!(flow.take_one(&mut line), "its turn");
+                    early
+                },
+            )
+        };
+        assert!(!planting(None, begun_early));
+        assert!(planting(Some(Bug::TurnIgnored), begun_early), "the planted bug is to be found");
     }
 }

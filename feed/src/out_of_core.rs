@@ -4,7 +4,7 @@
 //! they are made of.
 
 use crate::batch::{Batch, Fields, FillError, Layout, Slot};
-use crate::drain::{DrainError, DrainStats, Drained, Flow};
+use crate::drain::{DrainError, DrainStats, Drained, Flow, Sink};
 use crate::epoch::Epoch;
 use crate::error::{FeedError, StartError};
 use crate::feeder::FedBatch;
@@ -48,6 +48,7 @@ pub struct OutOfCore<'g, D: Driver> {
     budget: u64,
     depth: usize,
     fillers: usize,
+    drainers: usize,
     chunk: Option<usize>,
 }
 
@@ -126,8 +127,20 @@ impl<E> From<millpond::Error> for OutOfCoreCause<E> {
     }
 }
 
-/// Where chunks of the dataset are until their results come.
+/// Where results go, by the numbers of their chunks.
 type Places<'d, A> = Mutex<BTreeMap<u64, &'d mut [A]>>;
+
+/// A sink that writes each result to its place. It does not fail: a place has the length of its chunk.
+fn writes_to<'env, A: Pod + Send + Sync>(places: &'env Places<'_, A>) -> Sink<'env, A, Infallible> {
+    Box::new(|result: Drained<'_, A>| {
+        // The lock is not held over the copy: that of other results, and the fillers, go on.
+        let place = places.lock().remove(&result.number());
+        if let Some(place) = place {
+            place.copy_from_slice(&result);
+        }
+        Ok(())
+    })
+}
 
 /// A chunk that is written again: it waits in its place for its result.
 struct Written<'d, 'p, A> {
@@ -152,9 +165,9 @@ impl<A: Pod + Send + Sync> Batch for Written<'_, '_, A> {
 }
 
 impl<'g, D: Driver> OutOfCore<'g, D> {
-    /// For a device, with a budget of 256 MiB, two chunks ahead and four threads.
+    /// For a device, with a budget of 256 MiB, two chunks ahead, and four threads for each way.
     pub fn new(gpu: &'g Allocator<D>) -> OutOfCore<'g, D> {
-        OutOfCore { gpu, budget: 256 << 20, depth: 2, fillers: 4, chunk: None }
+        OutOfCore { gpu, budget: 256 << 20, depth: 2, fillers: 4, drainers: 4, chunk: None }
     }
     /// How many bytes it takes at most, pinned and on the device together. The chunks' length follows from it, unless one is asked for.
     #[must_use]
@@ -166,11 +179,18 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
     pub fn depth(self, chunks: usize) -> Self {
         OutOfCore { depth: chunks.max(1), ..self }
     }
-    /// How many threads copy chunks into pinned memory; another one copies the results back. With 0 there are no threads at all, and every run makes the
-    /// same driver calls.
+    /// How many threads copy chunks into pinned memory; 4 by default. With 0 there are no threads at all, for the way back neither, and every run makes
+    /// the same driver calls.
     #[must_use]
     pub fn fillers(self, threads: usize) -> Self {
         OutOfCore { fillers: threads, ..self }
+    }
+    /// How many threads copy results from pinned memory to the dataset, each a chunk's. At least 1; 4 by default; none if there are no fillers. One moves about
+    /// 10 GB/s where the bus may bring 50. Each but the first has room for one more chunk in pinned memory, within the budget. The chunks of results are
+    /// begun in order and finished in any.
+    #[must_use]
+    pub fn drainers(self, threads: usize) -> Self {
+        OutOfCore { drainers: threads.max(1), ..self }
     }
     /// How many elements a chunk has; the last may have fewer.
     #[must_use]
@@ -193,20 +213,14 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
         mut kernel: impl FnMut(Range<usize>, DeviceViewMut<'_, A, D>) -> Result<(), E>,
     ) -> Result<OutOfCoreStats, OutOfCoreError<E>> {
         // In: pinned and on the device, one more on the device that is computed and one that travels back; out: pinned.
-        let slots = [(size_of::<A>(), 2 * self.depth + 2), (size_of::<A>(), self.depth)];
+        let slots = [(size_of::<A>(), 2 * self.depth + 2), (size_of::<A>(), self.depth_back())];
         let chunk = self.chunk_of(data.len(), slots).map_err(nothing_written)?;
         let len = data.len();
         let places = Places::default();
         let source =
             data.chunks_mut(chunk).zip(0..).map(|(data, number)| Written { data, number, places: &places });
-        let sink = |result: Drained<'_, A>| {
-            if let Some(place) = places.lock().remove(&result.number()) {
-                place.copy_from_slice(&result);
-            }
-            Ok(())
-        };
         let run = Run { of: self, chunk, len, compute, extra: 0 };
-        run.run(source, sink, |mut batch, range, flow| {
+        run.run(source, &places, |mut batch, range, flow| {
             kernel(range.clone(), batch.field_mut::<A>(0))
                 .map_err(|error| OutOfCoreCause::Kernel { range, error })?;
             flow.push(batch.views(), compute).map_err(OutOfCoreCause::Drain)
@@ -232,7 +246,8 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
             return Err(nothing_written(OutOfCoreCause::Length { from: from.len(), to: to.len() }));
         }
         // The results lie on the device apart: one that is computed, and those that travel back.
-        let slots = [(size_of::<A>(), 2 * self.depth + 2), (size_of::<B>(), 2 * self.depth + 1)];
+        let back = self.depth + 1 + self.depth_back();
+        let slots = [(size_of::<A>(), 2 * self.depth + 2), (size_of::<B>(), back)];
         let chunk = self.chunk_of(from.len(), slots).map_err(nothing_written)?;
         let mut results = Vec::new();
         for _ in 0..(self.depth + 1).min(from.len().div_ceil(chunk)) {
@@ -240,16 +255,10 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
             results.push(result.map_err(|e| nothing_written(e.into()))?);
         }
         let mut next = 0;
-        let mut places = to.chunks_mut(chunk);
-        let sink = move |result: Drained<'_, B>| {
-            if let Some(place) = places.next() {
-                place.copy_from_slice(&result);
-            }
-            Ok(())
-        };
+        let places = Mutex::new((0..).zip(to.chunks_mut(chunk)).collect());
         let extra = results.iter().map(DeviceArray::size_bytes).sum();
         let run = Run { of: self, chunk, len: from.len(), compute, extra };
-        run.run(from.chunks(chunk), sink, |batch, range, flow| {
+        run.run(from.chunks(chunk), &places, |batch, range, flow| {
             let result = &mut results[next];
             next = (next + 1) % (self.depth + 1);
             // Behind the copy back of what it had before, for kernels of other code.
@@ -258,6 +267,11 @@ impl<'g, D: Driver> OutOfCore<'g, D> {
                 .map_err(|error| OutOfCoreCause::Kernel { range: range.clone(), error })?;
             flow.push(result.slice(..range.len()), compute).map_err(OutOfCoreCause::Drain)
         })
+    }
+
+    /// How many results are on their way back at most, in pinned memory: beside the depth one for each further thread that copies them.
+    fn depth_back(&self) -> usize {
+        self.depth + if self.fillers == 0 { 0 } else { self.drainers - 1 }
     }
 
     /// How many elements a chunk has, where each needs so many slots of so many bytes an element.
@@ -284,7 +298,11 @@ fn nothing_written<E>(cause: OutOfCoreCause<E>) -> OutOfCoreError<E> {
 
 impl<D: Driver> fmt::Debug for OutOfCore<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OutOfCore(budget {}, depth {}, {} fillers)", self.budget, self.depth, self.fillers)
+        write!(
+            f,
+            "OutOfCore(budget {}, depth {}, {} fillers, {} drainers)",
+            self.budget, self.depth, self.fillers, self.drainers
+        )
     }
 }
 
@@ -317,7 +335,7 @@ impl<D: Driver> Run<'_, '_, D> {
     fn run<'env, T: Batch + 'env, R: Pod + Send + Sync, E>(
         &self,
         source: impl Iterator<Item = T> + Send + 'env,
-        sink: impl FnMut(Drained<'_, R>) -> Result<(), Infallible> + Send + 'env,
+        places: &'env Places<'_, R>,
         mut step: impl FnMut(
             FedBatch<T, D>,
             Range<usize>,
@@ -325,31 +343,30 @@ impl<D: Driver> Run<'_, '_, D> {
         ) -> Result<(), OutOfCoreCause<E>>,
     ) -> Result<OutOfCoreStats, OutOfCoreError<E>> {
         let OutOfCore { gpu, depth, fillers, budget, .. } = *self.of;
+        let drainers = if fillers == 0 { 0 } else { self.of.drainers };
         let meter = Arc::new(Meter::new(None, 0));
         meter.count(|stats| stats.fillers = fillers);
         // The budget is kept by the number of slots of each kind, and this is its part for those of the way in.
         let slots =
             Slots::new(gpu, budget, depth, Arc::clone(&meter)).map_err(|e| nothing_written(e.into()))?;
-        let flow = Flow::new(gpu, (depth, u64::MAX, fillers == 0), Box::new(sink));
+        let sinks = (0..drainers.max(1)).map(|_| writes_to(places)).collect();
+        let flow = Flow::new(gpu, (self.of.depth_back(), u64::MAX, fillers == 0), sinks);
         let flow = flow.map_err(|e| nothing_written(e.into()))?;
         let epoch = Epoch::new(Box::new(source.map(Ok)), depth, fillers == 0, Arc::clone(&meter));
         let (len, chunk, compute) = (self.len, self.chunk, self.compute);
         let ran = std::thread::scope(|scope| {
             let _ending = Ending { epoch: &epoch, slots: &slots, flow: &flow };
+            let failed = |started, error| StartError::Threads { started, asked: fillers + drainers, error };
             for started in 0..fillers {
                 let (epoch, weak) = (&epoch, Arc::downgrade(&slots));
                 let thread = std::thread::Builder::new().name(format!("millpond-feed {started}"));
                 let thread = thread.spawn_scoped(scope, move || epoch.work(&weak, started));
-                thread.map_err(|error| StartError::Threads { started, asked: fillers + 1, error })?;
+                thread.map_err(|error| failed(started, error))?;
             }
-            if fillers > 0 {
-                let thread = std::thread::Builder::new().name("millpond-drain".to_owned());
+            for started in 0..drainers {
+                let thread = std::thread::Builder::new().name(format!("millpond-drain {started}"));
                 let thread = thread.spawn_scoped(scope, || flow.work());
-                thread.map_err(|error| StartError::Threads {
-                    started: fillers,
-                    asked: fillers + 1,
-                    error,
-                })?;
+                thread.map_err(|error| failed(fillers + started, error))?;
             }
             while let Some((number, outcome)) = epoch.next(&slots, None, compute) {
                 let queued = match outcome {

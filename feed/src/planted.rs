@@ -15,6 +15,8 @@ pub(crate) enum Bug {
     DropUnmarked,
     /// A drain's copy does not wait for the stream whose result it takes.
     ResultUnwaited,
+    /// Results go to sinks while an earlier one's copy is not known to be whole.
+    TurnIgnored,
 }
 
 /// Whether this bug is planted.

@@ -24,14 +24,15 @@ fn late(limit: u64) -> (Sim, Allocator<Sim>) {
 /// Every element is changed once, whatever the lengths, the depth and the threads; the budget is kept.
 #[test]
 fn a_dataset_is_changed_in_place() {
-    for fillers in [0, 1, 3] {
+    for (fillers, drainers) in [(0, 1), (1, 1), (3, 4)] {
         for (len, chunk, depth) in
             [(0, 10, 2), (1, 10, 2), (10, 10, 1), (1000, 10, 1), (1003, 64, 3), (5000, 900, 2)]
         {
             let (sim, gpu) = late(64 * MIB);
             let work = gpu.stream().unwrap();
             let mut data: Vec<i32> = (0..len).collect();
-            let run = OutOfCore::new(&gpu).budget(100_000).depth(depth).fillers(fillers).chunk(chunk);
+            let run = OutOfCore::new(&gpu).budget(100_000).depth(depth).fillers(fillers).drainers(drainers);
+            let run = run.chunk(chunk);
             let mut ranges = Vec::new();
             let stats = run
                 .in_place(&mut data, &work, |range, mut view| {
@@ -174,7 +175,7 @@ fn what_cannot_run_is_refused() {
 /// Every driver call fails once: the run ends with the reason, what it says is written is, and the next run is whole.
 #[test]
 fn every_call_fails_once() {
-    let play = |number: Option<u64>, kind: Kind| {
+    let play = |number: Option<u64>, kind: Kind, (fillers, drainers): (usize, usize)| {
         let (sim, gpu) = late(GIB);
         let work = gpu.stream().unwrap();
         let before = sim.call_count();
@@ -182,7 +183,7 @@ fn every_call_fails_once() {
             sim.fail_call(before + number, kind);
         }
         let mut data = vec![1_u16; 640];
-        let run = OutOfCore::new(&gpu).fillers(0).chunk(100);
+        let run = OutOfCore::new(&gpu).fillers(fillers).drainers(drainers).chunk(100);
         let pass = |data: &mut Vec<u16>, byte: u8| {
             run.in_place(data, &work, |_, mut view| view.fill_bytes(byte, &work))
         };
@@ -201,10 +202,14 @@ fn every_call_fails_once() {
         clean(&sim);
         (calls, first.is_err())
     };
-    let (calls, failed) = play(None, Kind::Other);
+    let (calls, failed) = play(None, Kind::Other, (0, 1));
     assert!(calls > 60 && !failed, "{calls}");
     let kinds = [Kind::OutOfMemory, Kind::InvalidValue, Kind::Other];
     let failed =
-        (1..=calls).zip(kinds.into_iter().cycle()).filter(|&(n, kind)| play(Some(n), kind).1).count();
+        (1..=calls).zip(kinds.into_iter().cycle()).filter(|&(n, kind)| play(Some(n), kind, (0, 1)).1).count();
     assert!(failed > 30, "{failed} of {calls} faults were seen");
+    // With threads the calls come in another order in each run, and what is written is the beginning all the same.
+    let failed =
+        (1..=calls).zip(kinds.into_iter().cycle()).filter(|&(n, kind)| play(Some(n), kind, (2, 3)).1).count();
+    assert!(failed > 10, "{failed} of {calls} faults were seen");
 }
