@@ -5,6 +5,8 @@
 //! of whole public calls, `Allocator::alloc` and the drop of the `Allocation`, on the driver that only hands out
 //! addresses: lock, statistics and reference counts included, driver calls none.
 //!
+//! Each is counted with plain segments and in windows of virtual memory, the default where the device has it.
+//!
 //! What is counted stands between `setup` and the return; rigs are handed back so that taking them down is not.
 
 #![allow(
@@ -13,8 +15,9 @@
 )]
 
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
+use millpond::VirtualMemory::{Always, Never};
 use millpond::units::{KIB, MIB};
-use millpond::{Allocation, Allocator, Config, Stream};
+use millpond::{Allocation, Allocator, Config, Stream, VirtualMemory};
 use millpond_sim::null::Null;
 use rivals::workload::{Slots, Workload, slots};
 use rivals::{Line, Ours};
@@ -36,9 +39,9 @@ struct Rig {
 }
 
 impl Rig {
-    fn new() -> Rig {
-        let gpu =
-            Allocator::new(Null::default(), Config::default()).expect("an allocator on the null device");
+    fn new(backing: VirtualMemory) -> Rig {
+        let gpu = Allocator::new(Null::default(), Config::default().virtual_memory(backing))
+            .expect("an allocator on the null device");
         let (home, other) = (gpu.stream().expect("a stream"), gpu.stream().expect("a stream"));
         Rig { gpu, home, other, live: Vec::new() }
     }
@@ -53,8 +56,8 @@ impl Rig {
 }
 
 /// A free chunk of exactly `bytes` between two that are alive.
-fn hole(bytes: u64) -> Rig {
-    let mut rig = Rig::new();
+fn hole(backing: VirtualMemory, bytes: u64) -> Rig {
+    let mut rig = Rig::new(backing);
     let before = rig.alloc(bytes);
     let between = rig.alloc(bytes);
     let behind = rig.alloc(bytes);
@@ -64,15 +67,15 @@ fn hole(bytes: u64) -> Rig {
 }
 
 /// One free chunk of `bytes`, to be cut.
-fn field(bytes: u64) -> Rig {
-    let rig = Rig::new();
+fn field(backing: VirtualMemory, bytes: u64) -> Rig {
+    let rig = Rig::new(backing);
     drop(rig.alloc(bytes));
     rig.warm(MIB)
 }
 
 /// Blocks that another thread allocated, and between each two one that stays: no free of the first merges.
-fn from_elsewhere() -> (Rig, Vec<Allocation<Null>>) {
-    let mut rig = Rig::new();
+fn from_elsewhere(backing: VirtualMemory) -> (Rig, Vec<Allocation<Null>>) {
+    let mut rig = Rig::new(backing);
     let (gpu, home) = (rig.gpu.clone(), rig.home.clone());
     let pairs = std::thread::spawn(move || {
         let alloc = || gpu.alloc(MIB, &home).expect("the null device has 144 GiB");
@@ -84,8 +87,8 @@ fn from_elsewhere() -> (Rig, Vec<Allocation<Null>>) {
 }
 
 /// A pool whose free range, which is complete, another stream's misses borrow from.
-fn source() -> (Rig, Vec<Allocation<Null>>) {
-    let rig = Rig::new();
+fn source(backing: VirtualMemory) -> (Rig, Vec<Allocation<Null>>) {
+    let rig = Rig::new(backing);
     drop(rig.alloc((MIGRATIONS as u64 + 1) * 2 * MIB));
     rig.gpu.synchronize().expect("the null device");
     let first = rig.gpu.alloc(2 * MIB, &rig.other).expect("a migration");
@@ -95,8 +98,8 @@ fn source() -> (Rig, Vec<Allocation<Null>>) {
 }
 
 /// One block in flight, and the home stream ordered behind the other's use of it.
-fn in_flight() -> Rig {
-    let rig = Rig::new();
+fn in_flight(backing: VirtualMemory) -> Rig {
+    let rig = Rig::new(backing);
     let block = rig.alloc(20 * MIB);
     block.record_use(&rig.other).expect("a use");
     drop(block);
@@ -105,9 +108,9 @@ fn in_flight() -> Rig {
 }
 
 /// Blocks of mixed sizes, `live` of them, that churned until the free chunks are as they stay; and more to do.
-fn churning(live: usize) -> (Ours, Slots<Ours>, Workload) {
+fn churning(backing: VirtualMemory, live: usize) -> (Ours, Slots<Ours>, Workload) {
     let (fill, mut churn) = Workload::churn(live, 2 * live + CHURNS, 0x9e37_79b9_7f4a_7c15);
-    let line = Ours::new(1, live);
+    let line = Ours::with(Config::default().virtual_memory(backing), 1);
     let mut slots = slots::<Ours>(live);
     let counted = churn.ops.split_off(4 * live);
     fill.run(&line, &mut slots, None);
@@ -116,8 +119,10 @@ fn churning(live: usize) -> (Ours, Slots<Ours>, Workload) {
 }
 
 #[library_benchmark]
-#[bench::mib_1(args = (MIB), setup = hole)]
-#[bench::kib_1(args = (KIB), setup = hole)]
+#[bench::mib_1(args = (Never, MIB), setup = hole)]
+#[bench::window_mib_1(args = (Always, MIB), setup = hole)]
+#[bench::kib_1(args = (Never, KIB), setup = hole)]
+#[bench::window_kib_1(args = (Always, KIB), setup = hole)]
 fn exact(rig: Rig) -> Rig {
     let bytes = rig.live[0].len();
     for _ in 0..TIMES {
@@ -128,8 +133,10 @@ fn exact(rig: Rig) -> Rig {
 
 // A cut that moves the rest to another bin, and one that leaves it in its own, as cuts from long chunks do.
 #[library_benchmark]
-#[bench::of_20_mib(args = (20 * MIB), setup = field)]
-#[bench::of_1056_mib(args = (1056 * MIB), setup = field)]
+#[bench::of_20_mib(args = (Never, 20 * MIB), setup = field)]
+#[bench::window_of_20_mib(args = (Always, 20 * MIB), setup = field)]
+#[bench::of_1056_mib(args = (Never, 1056 * MIB), setup = field)]
+#[bench::window_of_1056_mib(args = (Always, 1056 * MIB), setup = field)]
 fn split_and_merge(rig: Rig) -> Rig {
     for _ in 0..TIMES {
         drop(black_box(rig.alloc(black_box(MIB))));
@@ -137,7 +144,9 @@ fn split_and_merge(rig: Rig) -> Rig {
     rig
 }
 
-#[library_benchmark(setup = from_elsewhere)]
+#[library_benchmark]
+#[bench::segments(args = (Never), setup = from_elsewhere)]
+#[bench::windows(args = (Always), setup = from_elsewhere)]
 fn free_elsewhere((rig, mut blocks): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<Allocation<Null>>) {
     for _ in 0..TIMES {
         drop(black_box(blocks.pop()));
@@ -145,7 +154,9 @@ fn free_elsewhere((rig, mut blocks): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<
     (rig, blocks)
 }
 
-#[library_benchmark(setup = source)]
+#[library_benchmark]
+#[bench::segments(args = (Never), setup = source)]
+#[bench::windows(args = (Always), setup = source)]
 fn migrate((rig, mut kept): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<Allocation<Null>>) {
     for _ in 0..MIGRATIONS {
         kept.push(rig.gpu.alloc(black_box(2 * MIB), &rig.other).expect("a migration"));
@@ -153,7 +164,9 @@ fn migrate((rig, mut kept): (Rig, Vec<Allocation<Null>>)) -> (Rig, Vec<Allocatio
     (rig, kept)
 }
 
-#[library_benchmark(setup = in_flight)]
+#[library_benchmark]
+#[bench::segments(args = (Never), setup = in_flight)]
+#[bench::windows(args = (Always), setup = in_flight)]
 fn take_after_drain(rig: Rig) -> (Rig, Allocation<Null>) {
     let block = black_box(rig.alloc(black_box(20 * MIB)));
     (rig, block)
@@ -161,8 +174,10 @@ fn take_after_drain(rig: Rig) -> (Rig, Allocation<Null>) {
 
 // What a pair costs does not grow with what is alive.
 #[library_benchmark]
-#[bench::k_1(args = (1_000), setup = churning)]
-#[bench::k_100(args = (100_000), setup = churning)]
+#[bench::k_1(args = (Never, 1_000), setup = churning)]
+#[bench::window_k_1(args = (Always, 1_000), setup = churning)]
+#[bench::k_100(args = (Never, 100_000), setup = churning)]
+#[bench::window_k_100(args = (Always, 100_000), setup = churning)]
 fn churn((line, mut slots, work): (Ours, Slots<Ours>, Workload)) -> (Ours, Slots<Ours>, Workload) {
     work.run(&line, &mut slots, None);
     (line, slots, work)

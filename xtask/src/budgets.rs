@@ -31,12 +31,12 @@ fn counts<'a>(bench: &str, printed: &'a str) -> Vec<(&'a str, Option<&'a str>, f
     found
 }
 
-/// Repetitions in one count: `TIMES`, `MIGRATIONS` and `CHURNS` of benches/hit.rs.
-fn repetitions(name: &str) -> f64 {
-    match name {
+/// Repetitions in one count of a function: `TIMES`, `MIGRATIONS` and `CHURNS` of benches/hit.rs.
+fn repetitions(function: &str) -> f64 {
+    match function {
         "take_after_drain" => 1.0,
         "migrate" => 60.0,
-        name if name.starts_with("churn") => 10_000.0,
+        "churn" => 10_000.0,
         _ => 1000.0,
     }
 }
@@ -46,9 +46,9 @@ pub(crate) fn judge(budgets: &str, printed: &str) -> Result<Verdict, String> {
     let budgets: toml::Table = budgets.parse().map_err(|e: toml::de::Error| e.to_string())?;
     let (mut text, mut is_good) = (String::new(), true);
     let mut seen = BTreeSet::new();
-    for (name, case, count) in counts("hit", printed) {
-        let name = case.map_or_else(|| name.to_owned(), |case| format!("{name}.{case}"));
-        let count = count / repetitions(&name);
+    for (function, case, count) in counts("hit", printed) {
+        let name = case.map_or_else(|| function.to_owned(), |case| format!("{function}.{case}"));
+        let count = count / repetitions(function);
         let Some(budget) = budgets.get(&name) else {
             let _ = writeln!(text, "{name:<28} {count:8.1}: no budget");
             is_good = false;
@@ -117,7 +117,7 @@ mod tests {
 hit::calls::exact mib_1:hit(1 << 20)
   Baselines:                     |old
   Instructions:            334000|334000 (No change)
-hit::calls::migrate
+hit::calls::migrate windows:source(Always)
   Instructions:            438000|N/A (*********)
 ";
 
@@ -128,22 +128,22 @@ hit::calls::migrate
 
     #[test]
     fn counts_are_held_against_budgets_from_both_sides() {
-        let (is_good, text) = judged("\"exact.mib_1\" = 334\n\"migrate\" = 7294\n");
+        let (is_good, text) = judged("\"exact.mib_1\" = 334\n\"migrate.windows\" = 7294\n");
         assert!(is_good, "{text}");
         assert!(text.contains("exact.mib_1                     334.0 of    334  ok"), "{text}");
         assert!(text.contains("7300.0 of   7294  ok"), "60 migrations are in one count: {text}");
-        assert!(judged("\"exact.mib_1\" = 327\n\"migrate\" = 7294\n").1.contains("ABOVE"));
-        assert!(judged("\"exact.mib_1\" = 352\n\"migrate\" = 7294\n").1.contains("below"));
+        assert!(judged("\"exact.mib_1\" = 327\n\"migrate.windows\" = 7294\n").1.contains("ABOVE"));
+        assert!(judged("\"exact.mib_1\" = 352\n\"migrate.windows\" = 7294\n").1.contains("below"));
         for bad in ["\"exact.mib_1\" = 327", "\"exact.mib_1\" = 352", "\"exact.mib_1\" = 334"] {
             assert!(!judged(bad).0, "{bad}: one is off, or migrate has no budget");
         }
         assert!(
-            judged("\"exact.mib_1\" = 334\n\"migrate\" = 7294\n\"gone\" = 1")
+            judged("\"exact.mib_1\" = 334\n\"migrate.windows\" = 7294\n\"gone\" = 1")
                 .1
                 .contains("gone has a budget but was not counted")
         );
-        assert!(!judge("\"migrate\" = 7294", "").unwrap().is_good, "nothing was counted");
-        assert!(judge("\"migrate\" = \"many\"", PRINTED).is_err());
+        assert!(!judge("\"migrate.windows\" = 7294", "").unwrap().is_good, "nothing was counted");
+        assert!(judge("\"migrate.windows\" = \"many\"", PRINTED).is_err());
     }
 
     fn steps(few: u64, many: u64) -> String {

@@ -157,6 +157,11 @@ impl Chunk {
     pub(super) fn is(&self, state: ChunkState) -> bool {
         self.state == Some(state)
     }
+    /// Whether all bytes of a free chunk entered with this stamp. One comparison of both, without a branch in between.
+    #[inline]
+    pub(super) fn is_uniform(&self, stamp: Epoch) -> bool {
+        (self.stamp.0 ^ stamp.0) | u64::from(self.tag ^ UNIFORM) == 0
+    }
 }
 
 /// All records of a heap.

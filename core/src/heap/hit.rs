@@ -327,11 +327,14 @@ impl Heap {
             self.totals.free_chunks += 1;
             return Given { len: Granules(len), kind, free: ChunkId(id), free_len: Granules(len) };
         }
-        if segment.unit != 0 {
+        let free = if before { prev } else { next };
+        let both = before & behind;
+        let is_same = chunks[free as usize].is_uniform(stamp) & !both;
+        if !is_same && segment.unit != 0 {
             segment.keep_stamps(chunks, id, stamp);
         }
         let mut stamp = stamp;
-        if before & behind {
+        if both {
             bins.leave(chunks, next);
             let theirs = chunks[next as usize].stamp;
             stamp = laws::merged_twice(stamp, theirs);
@@ -340,7 +343,6 @@ impl Heap {
             self.totals.merges += 1;
         }
         self.totals.merges += 1;
-        let free = if before { prev } else { next };
         let free_len = join(chunks, vacant, bins, free, id, stamp);
         Given { len: Granules(len), kind, free: ChunkId(free), free_len: Granules(free_len) }
     }

@@ -28,13 +28,14 @@ impl Segment {
     }
 
     /// Before a chunk of a window becomes free with `stamp` and merges with its free neighbours: if they are not all uniform with the same
-    /// stamp, they are mixed from now on. The call is out of line, so that a merge in a plain segment has one comparison more and needs no register.
+    /// stamp, they are mixed from now on. Out of line, and not called where one neighbour is free and [`Chunk::is_uniform`] with this stamp, as most
+    /// are: a merge in a window has no more instructions than one in a plain segment then.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_stamps(&mut self, chunks: &mut [Chunk], id: u32, stamp: Epoch) {
         let chunk = &chunks[id as usize];
         let (prev, next) = (&chunks[chunk.prev as usize], &chunks[chunk.next as usize]);
-        let is_same = |c: &Chunk| c.tag == UNIFORM && c.stamp == stamp || !c.is(ChunkState::Free);
+        let is_same = |c: &Chunk| c.is_uniform(stamp) || !c.is(ChunkState::Free);
         if is_same(prev) && is_same(next) {
             return;
         }
