@@ -6,7 +6,7 @@ use super::handle::{Handle, MOST_FORMER};
 use super::window::Window;
 use super::{HandleId, HandleState, Physical, SlotState, Totals, WindowPosition};
 use crate::units::SegmentId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl<H: Clone> Physical<H> {
     /// Checks all invariants but the last sentence of B10.
@@ -49,6 +49,14 @@ impl<H: Clone> Physical<H> {
         law!(B6, queued.len() == self.draining.len(), "the queue has a slot twice: {:?}", self.draining);
         law!(B6, queued == draining, "the queue has {queued:?}, but {draining:?} are draining");
         self.check_addresses();
+        for (id, window) in self.windows.iter() {
+            let ends =
+                window.slots.iter().map(|(&at, slot)| (at, at + slot.units)).chain([(window.units, 0)]);
+            let between = ends.scan(0, |end, (at, next)| Some((core::mem::replace(end, next), at)));
+            let between: BTreeMap<u32, u32> = between.filter(|(from, to)| from < to).collect();
+            let holes = &window.holes;
+            law!(B2, *holes == between, "segment {} has the holes {holes:?}, not {between:?}", id.0);
+        }
     }
 
     /// The same, when no thread works on anything (B10).

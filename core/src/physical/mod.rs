@@ -52,6 +52,7 @@
 //!   index of spare handles has exactly those that are Spare and mapped nowhere.
 //! * **B2** the slots of `w` are disjoint and inside it. Slots and handles refer to each other: a slot that is Here is `at(h)`, one that is Arriving
 //!   `arriving(h)`, any other is in `former(h)`, which has at most [`MOST_FORMER`].
+//!   The holes of `w` are what no slot has.
 //! * **B4** `holds(h) > 0 ⇒ h` is Mapped: no thread works on it, so it is neither moved nor released.
 //! * **B6** a draining slot leaves only through [`Physical::drained`], once all uses through its addresses are over; the queue has each draining
 //!   slot once. A handle is released only when it is mapped nowhere.

@@ -46,6 +46,8 @@ pub(super) struct Window {
     pub(super) closed: bool,
     /// By offset in units.
     pub(super) slots: BTreeMap<u32, Slot>,
+    /// What no slot has, by offset in units: where each stretch ends. So that a request which grows looks at no slot.
+    pub(super) holes: BTreeMap<u32, u32>,
 }
 
 /// All windows.
@@ -80,13 +82,31 @@ impl Window {
 
     /// The holes among these units, in address order.
     fn holes(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, u32)> {
-        let mut end = from;
-        let slots = self.slots_in(from, to).map(|(at, slot)| (at, at + slot.units));
-        slots.chain([(to, to)]).filter_map(move |(at, next)| {
-            let hole = (end < at).then_some((end, at));
-            end = next;
-            hole
-        })
+        let before = self.holes.range(..from).next_back().filter(|(_, end)| **end > from);
+        let first = before.map_or(from, |(&at, _)| at);
+        let parts = self.holes.range(first..to.max(first));
+        parts.map(move |(&at, &end)| (at.max(from), end.min(to))).filter(|(at, end)| at < end)
+    }
+
+    /// Adds a slot at a place that is a hole.
+    fn fill(&mut self, at: u32, slot: Slot) {
+        let end = at + slot.units;
+        if let Some((&from, &to)) = self.holes.range(..=at).next_back() {
+            self.holes.remove(&from);
+            self.holes.extend([(from, at), (end, to)].into_iter().filter(|(from, to)| from < to));
+        }
+        self.slots.insert(at, slot);
+    }
+
+    /// Removes a slot: its place and the holes on both sides are one.
+    fn clear(&mut self, at: u32) -> Option<Slot> {
+        let slot = self.slots.remove(&at)?;
+        let end = at + slot.units;
+        let before = self.holes.range(..at).next_back().filter(|(_, to)| **to == at);
+        let from = before.map_or(at, |(&from, _)| from);
+        let to = self.holes.remove(&end).unwrap_or(end);
+        self.holes.insert(from, to);
+        Some(slot)
     }
 }
 
@@ -124,7 +144,8 @@ impl Windows {
     }
 
     fn insert(&mut self, id: SegmentId, base: Addr, units: u32, owner: Owner) -> WindowView {
-        let window = Window { base, units, owner, closed: false, slots: BTreeMap::new() };
+        let holes = BTreeMap::from([(0, units)]);
+        let window = Window { base, units, owner, closed: false, slots: BTreeMap::new(), holes };
         let view = window.view(id, self.unit);
         let before = self.all.insert(id, window);
         law!(B8, before.is_none(), "segment {} is a window already", id.0);
@@ -175,13 +196,13 @@ impl Windows {
         };
         let other = window.slots_in(unit, end).next().map(|(at, slot)| (at, slot.handle));
         law!(B2, other.is_none(), "{handle:?} of {units} units at {unit} overlaps {other:?}");
-        window.slots.insert(unit, Slot { handle, units, state: SlotState::Arriving });
+        window.fill(unit, Slot { handle, units, state: SlotState::Arriving });
     }
 
     /// Removes a slot.
     pub(super) fn vacate(&mut self, place: WindowPosition) -> Option<Slot> {
         let window = self.all.get_mut(&place.segment)?;
-        let slot = window.slots.remove(&place.unit);
+        let slot = window.clear(place.unit);
         if window.closed && window.slots.is_empty() {
             self.retired.insert(place.segment);
         }

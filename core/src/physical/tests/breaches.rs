@@ -408,6 +408,11 @@ const WALKER: &[Breach] = &[
             memory.check();
         },
     ),
+    ("B2", "segment 7 has the holes {0: 4, 6: 255}, not {0: 4, 6: 256}", || {
+        let (mut memory, _) = one();
+        window(&mut memory).holes.insert(6, 255);
+        memory.check();
+    }),
     ("B2", "HandleId(0) is Mapped at None", || {
         let (mut memory, id) = spare();
         memory.handles.spare_mut().clear();
