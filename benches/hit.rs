@@ -15,7 +15,7 @@
 )]
 
 use gungraun::{Callgrind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main};
-use millpond::VirtualMemory::{Always, Never};
+use millpond::allocator::VirtualMemory::{Always, Never};
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Stream, VirtualMemory};
 use millpond_sim::null::Null;
@@ -110,7 +110,7 @@ fn in_flight(backing: VirtualMemory) -> Rig {
 /// Blocks of mixed sizes, `live` of them, that churned until the free chunks are as they stay; and more to do.
 fn churning(backing: VirtualMemory, live: usize) -> (Ours, Slots<Ours>, Workload) {
     let (fill, mut churn) = Workload::churn(live, 2 * live + CHURNS, 0x9e37_79b9_7f4a_7c15);
-    let line = Ours::with(Config::default().virtual_memory(backing), 1);
+    let line = Ours::on(Null::default(), Config::default().virtual_memory(backing), 1);
     let mut slots = slots::<Ours>(live);
     let counted = churn.ops.split_off(4 * live);
     fill.run(&line, &mut slots, None);

@@ -173,6 +173,21 @@ impl Bench {
         let mut data: Vec<f32> = (0..len).map(|i| (i % 1000) as f32).collect();
         let ones = gpu.array_from_slice(&vec![1.0_f32; 8 << 20], &work)?;
         let mut expected = 0_u32;
+        println!("write-back threads\tcopies alone, s\tGB/s each way");
+        for drainers in [1, 2, 4, 6, 8] {
+            let run = OutOfCore::new(&gpu).budget(limit / 2).fillers(8).drainers(drainers);
+            let mut times = Vec::new();
+            for _ in 0..=self.size.rounds {
+                let start = Instant::now();
+                run.in_place(&mut data, &work, |_, _| Ok::<(), millpond::Error>(()))?;
+                work.synchronize()?;
+                times.push(start.elapsed().as_secs_f64());
+            }
+            // The first one warms up.
+            let took = median(times.into_iter().skip(1));
+            println!("{drainers}\t{took:.3}\t{:.1}", (len * size_of::<f32>()) as f64 / took / 1e9);
+        }
+        println!();
         println!(
             "kernels a chunk\twall, s\tcopies alone, s\tkernels alone, s\tof the larger\tbytes of slots, MiB"
         );
