@@ -19,8 +19,8 @@ use millpond::allocator::VirtualMemory::{Always, Never};
 use millpond::units::{KIB, MIB};
 use millpond::{Allocation, Allocator, Config, Stream, VirtualMemory};
 use millpond_sim::null::Null;
+use rivals::Ours;
 use rivals::workload::{Slots, Workload, slots};
-use rivals::{Line, Ours};
 use std::hint::black_box;
 
 /// Pairs in one count, and frees; budgets are for one.

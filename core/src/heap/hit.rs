@@ -329,7 +329,7 @@ impl Heap {
         }
         let free = if before { prev } else { next };
         let both = before & behind;
-        let is_same = chunks[free as usize].is_uniform(stamp) & !both;
+        let is_same = !both && chunks[free as usize].is_uniform(stamp);
         if !is_same && segment.unit != 0 {
             segment.keep_stamps(chunks, id, stamp);
         }
