@@ -179,13 +179,14 @@ struct Pass {
 }
 
 impl Pass {
-    fn quantile(&self, share: f64) -> f64 {
+    /// In us, the allocation that so many in a thousand are not longer than.
+    fn quantile(&self, of_1000: usize) -> f64 {
         let last = self.allocations.len().saturating_sub(1);
-        self.allocations.get((last as f64 * share) as usize).map_or(f64::NAN, |d| d.as_secs_f64() * 1e6)
+        self.allocations.get(last * of_1000 / 1000).map_or(f64::NAN, |d| d.as_secs_f64() * 1e6)
     }
     fn times(&self) -> String {
         let p50 = median(self.allocations.iter().map(|d| d.as_secs_f64() * 1e6));
-        let [p99, p999, most] = [0.99, 0.999, 1.0].map(|share| self.quantile(share));
+        let [p99, p999, most] = [990, 999, 1000].map(|of_1000| self.quantile(of_1000));
         format!("{p50:.2}\t{p99:.2}\t{p999:.1}\t{most:.0}\t{:.1}", self.calls.as_secs_f64() * 1e3)
     }
 }
