@@ -320,7 +320,8 @@ pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) 
     // A thread of the program's may have ended and not have given its own back yet: it needs a processor, no time.
     let mut left = account.library();
     for _ in 0..100_000 {
-        if left.blocks == 0 {
+        // The two are counted one after the other.
+        if (left.blocks, left.bytes) == (0, 0) {
             break;
         }
         std::thread::yield_now();
