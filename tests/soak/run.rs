@@ -21,6 +21,7 @@ use millpond_sim::{Call, Schedule, Sim};
 use millpond_testkit::counted::Device;
 use millpond_testkit::counting::{Account, device};
 use std::fmt::Write;
+use std::sync::Once;
 
 /// What a run found, and the counters' highest values: in the first of the windows and in the last.
 pub struct Soaked {
@@ -311,11 +312,22 @@ pub fn try_soak(
     soaked(run, config, program).verdict(name, run)
 }
 
+/// A copy that is long enough for staging threads.
+fn stage_a_copy() {
+    let sim = Sim::new(GIB).contents(false);
+    let gpu = Allocator::new(sim, Config::default().staging_threads(2)).expect("an allocator");
+    let stream = gpu.stream().expect("a stream");
+    gpu.array_from_slice(&vec![0_u8; 32 << 20], &stream).expect("a copy");
+}
+
 /// As [`try_soak`], with the counters.
 pub fn soaked(run: Run, config: Config, program: impl FnOnce(&Bench) -> Steady) -> Soaked {
+    static STAGED: Once = Once::new();
     let account = Account::open();
     // Made once a thread, by the first call that needs it, and there until its end.
     drop(millpond::driver::ThreadEnd::of_this_thread());
+    // Made once a process, by the first staging threads, and there until its end.
+    STAGED.call_once(|| Account::unassigned().scope(stage_a_copy));
     let mut soaked = account.scope(|| watch(account, run, config, program));
     // A thread of the program's may have ended and not have given its own back yet: it needs a processor, no time.
     let mut left = account.library();
